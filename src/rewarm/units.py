@@ -1,0 +1,91 @@
+"""Sizes, rates and durations as people write them. Binary units are powers of 1024, decimal ones powers of 1000."""
+
+from __future__ import annotations
+
+import re
+
+from rewarm.errors import ConfigError
+
+_SIZE = {"": 1, "B": 1}
+_SIZE |= {f"{p}iB": 1024**i for i, p in enumerate("KMGTPE", start=1)}
+_SIZE |= {f"{p}B": 1000**i for i, p in enumerate("KMGTPE", start=1)} | {"kB": 1000}
+_BIT = {"b": 1} | {f"{p}b": 1000**i for i, p in enumerate("KMGTPE", start=1)} | {"kb": 1000}
+_TIME = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)(/s)?\s*")
+
+
+def _split(text: str, what: str) -> tuple[float, str, bool]:
+    match = _NUMBER.fullmatch(text)
+    if not match:
+        raise ConfigError(f"cannot read {text!r} as {what}; write a number and a unit, for example {_EXAMPLE[what]}")
+    return float(match[1]), match[2], bool(match[3])
+
+
+_EXAMPLE = {"a size": "'2TiB' or '500GB'", "a rate": "'6.9GB/s' or '100Gb/s'", "a duration": "'1.5s' or '50ms'"}
+
+
+def _unit(text: str, unit: str, table: dict[str, float] | dict[str, int], what: str) -> float:
+    if unit not in table:
+        raise ConfigError(f"unknown unit {unit!r} in {text!r} for {what}; one of {', '.join(u for u in table if u)}")
+    return table[unit]
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from "2TiB", "500GB", "4096". Raises `ConfigError` with what is allowed."""
+    if isinstance(text, int):
+        return text
+    number, unit, per_second = _split(text, "a size")
+    if per_second:
+        raise ConfigError(f"{text!r} is a rate; a size has no '/s'")
+    value = number * _unit(text, unit, _SIZE, "a size")
+    if value != int(value) and unit in ("", "B"):
+        raise ConfigError(f"{text!r} is not a whole number of bytes")
+    return int(value)
+
+
+def parse_rate(text: str | float) -> float:
+    """Bytes per second from "6.9GB/s" (bytes) or "100Gb/s" (bits). Raises `ConfigError`."""
+    if isinstance(text, (int, float)):
+        return float(text)
+    number, unit, _ = _split(text, "a rate")
+    if unit in _BIT:
+        return number * _BIT[unit] / 8
+    return number * _unit(text, unit, _SIZE, "a rate")
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds from "1.5s", "50ms", "2h" or a plain number. Raises `ConfigError`."""
+    if isinstance(text, (int, float)):
+        return float(text)
+    number, unit, per_second = _split(text, "a duration")
+    if per_second:
+        raise ConfigError(f"{text!r} is a rate; a duration has no '/s'")
+    return number * _unit(text, unit, _TIME, "a duration")
+
+
+def format_size(count: float) -> str:
+    """Binary size for people: 1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(count) < 1024 or unit == "PiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """Decimal rate for people: 6.94e9 -> '6.94 GB/s'."""
+    for unit, scale in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bytes_per_s >= scale:
+            return f"{bytes_per_s / scale:.2f} {unit}"
+    return f"{bytes_per_s:.0f} B/s"
+
+
+def format_duration(seconds: float) -> str:
+    """Duration for people: 0.0123 -> '12.3 ms'."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.2f} s"
+    return f"{seconds / 60:.1f} min"
