@@ -27,7 +27,7 @@ _EXAMPLE = {"a size": "'2TiB' or '500GB'", "a rate": "'6.9GB/s' or '100Gb/s'", "
 def _unit(text: str, unit: str, table: dict[str, float] | dict[str, int], what: str) -> float:
     if unit not in table:
         raise ConfigError(f"unknown unit {unit!r} in {text!r} for {what}; one of {', '.join(u for u in table if u)}")
-    return table[unit]
+    return float(table[unit])
 
 
 def parse_size(text: str | int) -> int:

@@ -175,7 +175,7 @@ class Transfer(Protocol):
         """One outcome per key, in key order; None where there is no verdict yet."""
 
     def wait(self, timeout: float | None = None) -> list[bool]:
-        """Wait for verdicts, seconds; what has none at the timeout becomes `timed_out`. True per key for a hit or save."""
+        """Wait for verdicts; what has none after `timeout` seconds becomes `timed_out`. True per key: hit or saved."""
 
     def done(self) -> bool:
         """True when every block has a verdict."""
