@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from rewarm.errors import ConfigError
 
@@ -24,7 +25,7 @@ def _split(text: str, what: str) -> tuple[float, str, bool]:
 _EXAMPLE = {"a size": "'2TiB' or '500GB'", "a rate": "'6.9GB/s' or '100Gb/s'", "a duration": "'1.5s' or '50ms'"}
 
 
-def _unit(text: str, unit: str, table: dict[str, float] | dict[str, int], what: str) -> float:
+def _unit(text: str, unit: str, table: Mapping[str, float], what: str) -> float:
     if unit not in table:
         raise ConfigError(f"unknown unit {unit!r} in {text!r} for {what}; one of {', '.join(u for u in table if u)}")
     return float(table[unit])
