@@ -1,0 +1,325 @@
+"""The reference store: a dictionary in this process, with the whole contract and nothing else.
+
+It promises to be obviously right: the conformance kit and the state machine of `rewarm.testing` hold other stores to
+it. Every batch is carried out before `load` or `save` returns, one lock guards a pool, and nothing outlives the
+process. It does not try to be fast and keeps no checksums: memory is trusted here.
+A pool with a name is shared by all handles of the process that open this name, and lives as long as one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rewarm.errors import ConfigError, MisuseError
+from rewarm.store.contract import (
+    GOOD_OUTCOMES,
+    MISS_CAUSES,
+    REFUSAL_CAUSES,
+    SAVE_QUEUE_BYTES,
+    Buffers,
+    CheckReport,
+    Outcome,
+    Presence,
+    Stats,
+    check_keys,
+    resolve_namespace,
+)
+
+CAPACITY_BYTES_DEFAULT = 1 << 30
+"""Memory is not bounded by a medium; a store that nobody gave a capacity must not take the whole machine."""
+
+_Place = tuple[bytes, bytes]
+"""Namespace and key, compared whole."""
+
+
+@dataclass(eq=False)
+class _Pool:
+    """Blocks of all namespaces, oldest first."""
+
+    capacity_bytes: int
+    blocks: dict[_Place, bytes] = field(default_factory=dict)
+    used_bytes: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, place: _Place, block: bytes) -> None:
+        self.blocks[place] = block
+        self.used_bytes += len(block)
+
+    def drop(self, place: _Place) -> int:
+        freed = len(self.blocks.pop(place))
+        self.used_bytes -= freed
+        return freed
+
+
+# A name means the same pool to every handle of the process, so the table is of the process; it keeps no pool alive.
+_named: weakref.WeakValueDictionary[str, _Pool] = weakref.WeakValueDictionary()
+_named_lock = threading.Lock()
+
+
+def _open_pool(name: str | None, capacity_bytes: int | None) -> _Pool:
+    if capacity_bytes is not None and capacity_bytes <= 0:
+        raise ConfigError(f"capacity must be above 0 bytes, got {capacity_bytes}")
+    with _named_lock:
+        pool = _named.get(name) if name else None
+        if pool is None:
+            pool = _Pool(capacity_bytes or CAPACITY_BYTES_DEFAULT)
+            if name:
+                _named[name] = pool
+    if capacity_bytes not in (None, pool.capacity_bytes):
+        raise ConfigError(
+            f"memory:{name} was made with capacity {pool.capacity_bytes}, not {capacity_bytes}; leave capacity out"
+        )
+    return pool
+
+
+def _bytes_of(buffer: object, *, writable: bool) -> npt.NDArray[np.uint8]:
+    """The bytes of one buffer, shape (bytes,), without a copy."""
+    try:
+        view = np.frombuffer(buffer, dtype=np.uint8)  # type: ignore[call-overload]
+    except (TypeError, ValueError, BufferError) as error:
+        raise MisuseError(f"a buffer must be C-contiguous memory of at least one byte: {error}") from None
+    if not len(view):
+        raise MisuseError("a buffer must hold at least one byte")
+    if writable and not view.flags.writeable:
+        raise MisuseError(f"load needs writable buffers, got a read-only {type(buffer).__name__}")
+    return view  # type: ignore[no-any-return]
+
+
+class MemoryTransfer:
+    """A batch that was over before anybody could ask."""
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        self._outcomes = outcomes
+        self._lock = threading.Lock()
+        self._eventfd = -1
+
+    @property
+    def outcomes(self) -> list[Outcome | None]:
+        return list(self._outcomes)
+
+    def wait(self, timeout: float | None = None) -> list[bool]:
+        return [outcome in GOOD_OUTCOMES for outcome in self._outcomes]
+
+    def done(self) -> bool:
+        return True
+
+    def cancel(self) -> None:
+        pass
+
+    def released(self) -> bool:
+        return True
+
+    def wait_released(self, timeout: float | None = None) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        with self._lock:
+            if self._eventfd < 0:
+                self._eventfd = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                weakref.finalize(self, os.close, self._eventfd)
+            return self._eventfd
+
+
+class MemoryPin:
+    """Blocks that one handle leaves alone when it evicts."""
+
+    def __init__(self, mask: npt.NDArray[np.bool_], release: Callable[[], None]) -> None:
+        self.mask = mask
+        self._release: Callable[[], None] | None = release
+
+    def release(self) -> None:
+        release, self._release = self._release, None
+        if release:
+            release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+
+class MemoryStore:
+    """A store in this process's memory; `name` makes handles share one pool.
+
+    `capacity_bytes` counts payload over all namespaces of the pool, 1 GiB by default; `queue_bytes` is the most that
+    one `save` may hand over. Raises `ConfigError` for a capacity that differs from the one of the named pool.
+    """
+
+    def __init__(
+        self,
+        namespace: object = None,
+        *,
+        name: str | None = None,
+        capacity_bytes: int | None = None,
+        queue_bytes: int = SAVE_QUEUE_BYTES,
+    ) -> None:
+        self._namespace, _ = resolve_namespace(namespace)
+        self._pool: _Pool = _open_pool(name, capacity_bytes)
+        self._queue_bytes = queue_bytes
+        self._pid = os.getpid()
+        self._closed = False
+        self._pinned: Counter[_Place] = Counter()
+        self._outcomes: Counter[Outcome] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    def lookup(self, keys: Sequence[bytes]) -> Presence:
+        places = self._places(keys)
+        with self._pool.lock:
+            return Presence.of(np.array([place in self._pool.blocks for place in places], dtype=np.bool_))
+
+    def __contains__(self, key: bytes) -> bool:
+        return bool(self.lookup([key]).leading)
+
+    def load(self, keys: Sequence[bytes], buffers: Buffers) -> MemoryTransfer:
+        places, views = self._batch(keys, buffers, writable=True)
+        with self._pool.lock:
+            outcomes = [self._load_one(place, view) for place, view in zip(places, views, strict=True)]
+            self._outcomes.update(outcomes)
+        return MemoryTransfer(outcomes)
+
+    def save(self, keys: Sequence[bytes], buffers: Buffers) -> MemoryTransfer:
+        places, views = self._batch(keys, buffers, writable=False)
+        queued = np.cumsum([len(view) for view in views])
+        with self._pool.lock:
+            outcomes = [self._save_one(*block) for block in zip(places, views, queued, strict=True)]
+            self._outcomes.update(outcomes)
+        return MemoryTransfer(outcomes)
+
+    def pin(self, keys: Sequence[bytes]) -> MemoryPin:
+        places = self._places(keys)
+        with self._pool.lock:
+            mask = np.array([place in self._pool.blocks for place in places], dtype=np.bool_)
+            held = [place for place, there in zip(places, mask, strict=True) if there]
+            self._pinned.update(held)
+        return MemoryPin(mask, lambda: self._unpin(held))
+
+    def evict(self, to_bytes: int) -> int:
+        self._check_usable()
+        if to_bytes < 0:
+            raise MisuseError(f"to_bytes must be 0 or more, got {to_bytes}")
+        with self._pool.lock:
+            return self._evict(to_bytes)
+
+    def erase(self) -> int:
+        self._check_usable()
+        with self._pool.lock:
+            mine = [place for place in self._pool.blocks if place[0] == self._namespace]
+            return sum(self._pool.drop(place) for place in mine)
+
+    def check(self, *, fix: bool = False) -> CheckReport:
+        self._check_usable()
+        with self._pool.lock:
+            return CheckReport(True, [], [], len(self._pool.blocks), self._pool.used_bytes)
+
+    def refresh(self) -> None:
+        self._check_usable()
+
+    def register(self, arena: object) -> int:
+        self._check_usable()
+        return 0
+
+    def stats(self) -> Stats:
+        self._check_usable()
+        with self._pool.lock:
+            return Stats(
+                device="memory",
+                device_refusals=[],
+                hits=self._outcomes[Outcome.HIT],
+                misses={cause.value: self._outcomes[cause] for cause in MISS_CAUSES},
+                stored=self._outcomes[Outcome.STORED],
+                already=self._outcomes[Outcome.ALREADY],
+                refused={cause.value: self._outcomes[cause] for cause in REFUSAL_CAUSES},
+                bytes_read=self._bytes["read"],
+                bytes_written=self._bytes["written"],
+                bytes_padding=0,
+                bytes_log=0,
+                unreleased_bytes=0,
+                queued_bytes=0,
+                capacity_bytes=self._pool.capacity_bytes,
+                used_bytes=self._pool.used_bytes,
+                blocks=sum(place[0] == self._namespace for place in self._pool.blocks),
+                visibility_bound_s=0.0,
+                evicted_bytes=self._bytes["evicted"],
+                notes=["register has no effect on memory"],
+            )
+
+    def flush(self) -> None:
+        self._check_usable()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise MisuseError("this store is closed; open it again")
+        if os.getpid() != self._pid:
+            raise MisuseError("this store was opened before fork; open it in the child process")
+
+    def _places(self, keys: Sequence[bytes]) -> list[_Place]:
+        self._check_usable()
+        check_keys(keys)
+        return [(self._namespace, key) for key in keys]
+
+    def _batch(
+        self, keys: Sequence[bytes], buffers: Buffers, *, writable: bool
+    ) -> tuple[list[_Place], list[npt.NDArray[np.uint8]]]:
+        places = self._places(keys)
+        if len(places) != len(buffers):
+            raise MisuseError(f"{len(places)} keys and {len(buffers)} buffers; give one buffer per key")
+        return places, [_bytes_of(buffer, writable=writable) for buffer in buffers]
+
+    def _load_one(self, place: _Place, view: npt.NDArray[np.uint8]) -> Outcome:
+        block = self._pool.blocks.get(place)
+        if block is None:
+            return Outcome.MISSING
+        if len(block) != len(view):
+            return Outcome.WRONG_SIZE
+        view[:] = np.frombuffer(block, dtype=np.uint8)
+        self._bytes["read"] += len(block)
+        return Outcome.HIT
+
+    def _save_one(self, place: _Place, view: npt.NDArray[np.uint8], queued_bytes: int) -> Outcome:
+        if place in self._pool.blocks:
+            return Outcome.ALREADY
+        if queued_bytes > self._queue_bytes:
+            return Outcome.REFUSED_BUDGET
+        room = self._pool.capacity_bytes - len(view)
+        if self._pool.used_bytes > room >= 0:
+            self._evict(room)
+        if self._pool.used_bytes > room:
+            return Outcome.REFUSED_FULL
+        self._pool.add(place, view.tobytes())
+        self._bytes["written"] += len(view)
+        return Outcome.STORED
+
+    def _evict(self, to_bytes: int) -> int:
+        """Drop oldest first, but nothing that this handle has pinned; the pool's lock is held."""
+        freed = 0
+        for place in list(self._pool.blocks):
+            if self._pool.used_bytes <= to_bytes:
+                break
+            if not self._pinned[place]:
+                freed += self._pool.drop(place)
+        self._bytes["evicted"] += freed
+        return freed
+
+    def _unpin(self, places: list[_Place]) -> None:
+        with self._pool.lock:
+            self._pinned.subtract(places)
