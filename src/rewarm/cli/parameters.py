@@ -16,7 +16,7 @@ from rewarm.units import parse_duration, parse_rate, parse_size
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
-class UnitType(click.ParamType):
+class UnitType(click.ParamType):  # type: ignore[type-arg]  # generic in recent versions of click only
     """A number with a unit; what cannot be read is a usage error that says what can."""
 
     def __init__(self, name: str, parse: Callable[[Any], float]) -> None:
@@ -31,7 +31,7 @@ class UnitType(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-class UrlType(click.ParamType):
+class UrlType(click.ParamType):  # type: ignore[type-arg]  # generic in recent versions of click only
     """The URL of a store; a plain path, with or without `?options`, becomes a `file:` URL."""
 
     name = "url"
