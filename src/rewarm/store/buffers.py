@@ -1,0 +1,117 @@
+"""Memory: addresses of the caller's buffers, aligned regions of our own, a bounded pool of bounce memory."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rewarm.errors import MisuseError
+from rewarm.store.layout import BLOCK_BYTES_MAX, pages
+
+BOUNCE_BYTES = 64 << 20
+"""Bounce memory of one direction: enough for a full queue of unaligned blocks, bounded because it is ours to pay."""
+
+
+class Borrowed(msgspec.Struct, frozen=True, eq=False):
+    """The caller's buffers for one transfer: exports that keep them mapped, their addresses and sizes in bytes."""
+
+    views: list[npt.NDArray[np.uint8]]
+    addresses: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Address of an array's first byte."""
+    return int(array.__array_interface__["data"][0])
+
+
+def sizes_of(buffers: Sequence[Any] | npt.NDArray[np.uint8], count: int) -> list[int]:
+    """Bytes of each buffer. Raises `MisuseError` when there are not `count` or one is no buffer, empty or too large."""
+    if len(buffers) != count:
+        raise MisuseError(f"{count} keys but {len(buffers)} buffers")
+    if isinstance(buffers, np.ndarray):
+        if buffers.ndim < 2:
+            raise MisuseError(f"an array of buffers has a first axis of keys, got shape {buffers.shape}")
+        sizes = [buffers.nbytes // max(count, 1)] * count
+    else:
+        try:
+            sizes = [memoryview(buffer).nbytes for buffer in buffers]
+        except TypeError as error:
+            raise MisuseError(f"buffers must have the buffer protocol: {error}") from None
+    for size in sizes:
+        if not 0 < size <= BLOCK_BYTES_MAX:
+            raise MisuseError(f"a block has 1 to {BLOCK_BYTES_MAX} bytes, got {size}")
+    return sizes
+
+
+def borrow(buffers: Sequence[Any] | npt.NDArray[np.uint8], count: int, *, writable: bool) -> Borrowed:
+    """Take the buffers of a transfer. Raises `MisuseError` for read-only, scattered or missing memory."""
+    lengths = np.array(sizes_of(buffers, count), np.int64)
+    if isinstance(buffers, np.ndarray):
+        if writable and not buffers.flags.writeable:
+            raise MisuseError("load needs writable buffers; this array is read-only")
+        if count and not buffers[0].flags.c_contiguous:
+            raise MisuseError("each block of an array must be contiguous memory")
+        flat = [row.reshape(-1).view(np.uint8) for row in buffers]
+        stride = buffers.strides[0] if count > 1 else 0
+        addresses = address_of(buffers) + stride * np.arange(count, dtype=np.int64)
+        return Borrowed(flat, addresses, lengths)
+    views = [_flat(buffer, writable) for buffer in buffers]
+    return Borrowed(views, np.array([address_of(view) for view in views], np.int64), lengths)
+
+
+def _flat(buffer: Any, writable: bool) -> npt.NDArray[np.uint8]:
+    view = memoryview(buffer)
+    if writable and view.readonly:
+        raise MisuseError(f"load needs writable buffers; a {type(buffer).__name__} is read-only")
+    if not view.c_contiguous:
+        raise MisuseError("buffers must be contiguous memory")
+    return np.frombuffer(view, np.uint8)
+
+
+def aligned_region(count: int) -> npt.NDArray[np.uint8]:
+    """Zeroed private memory that starts on a page, shape (count,); freed with its last reference."""
+    region = mmap.mmap(-1, max(pages(count), 1))
+    return np.frombuffer(region, np.uint8, count)
+
+
+class BouncePool:
+    """Bounded memory of our own for blocks that cannot be moved in place. Used by one thread, counted for all."""
+
+    def __init__(self, limit: int = BOUNCE_BYTES) -> None:
+        self._limit = limit
+        self._used = 0
+        self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
+        self._idle = 0
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> npt.NDArray[np.uint8] | None:
+        """Aligned memory of whole pages for `count` bytes; None while the limit is used up by others."""
+        size = pages(count)
+        with self._lock:
+            if self._used and self._used + size > self._limit:
+                return None
+            self._used += size
+            waiting = self._free.get(size)
+            if waiting:
+                self._idle -= size
+                return waiting.pop()
+            if self._used + self._idle > self._limit:
+                self._free.clear()
+                self._idle = 0
+        return aligned_region(size)
+
+    def give(self, region: npt.NDArray[np.uint8]) -> None:
+        """Return memory that no request can write to any more."""
+        size = len(region)
+        with self._lock:
+            self._used -= size
+            if self._used + self._idle + size <= self._limit:
+                self._free.setdefault(size, []).append(region)
+                self._idle += size

@@ -1,0 +1,59 @@
+"""From blocks to operations: merges what is contiguous on both sides, splits what is large. Pure and vectorised.
+
+One operation per block in file order; blocks that follow each other in the file *and* in memory become one operation,
+and nothing is longer than `OPERATION_BYTES`, so that one large block also keeps several requests in flight.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+OPERATION_BYTES = 1 << 20
+"""Longest single request: large enough to run at the medium's speed, small enough that one block fills a queue."""
+
+Integers = npt.NDArray[np.int64]
+
+
+class OperationPlan(msgspec.Struct, frozen=True, eq=False):
+    """Operations over blocks in file order, shape (operations,) each; blocks are positions in the arrays given."""
+
+    segment: Integers
+    offset: Integers
+    address: Integers
+    length: Integers
+    first: Integers
+    last: Integers
+    per_block: Integers
+    """Operations that touch each block, shape (blocks,)."""
+
+
+def plan_operations(segments: Integers, offsets: Integers, addresses: Integers, lengths: Integers) -> OperationPlan:
+    """Plan requests for blocks sorted by (segment, offset), shape (blocks,) each; lengths are whole device units."""
+    joined = (
+        (segments[1:] == segments[:-1])
+        & (offsets[1:] == offsets[:-1] + lengths[:-1])
+        & (addresses[1:] == addresses[:-1] + lengths[:-1])
+    )
+    heads = np.flatnonzero(np.concatenate(([True], ~joined)))
+    line = np.concatenate(([0], np.cumsum(lengths)))
+    run_start = line[heads]
+    run_length = np.append(run_start[1:], line[-1]) - run_start
+    pieces = -(-run_length // OPERATION_BYTES)
+    run = np.repeat(np.arange(len(heads)), pieces)
+    step = (np.arange(len(run)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * OPERATION_BYTES
+    length = np.minimum(run_length[run] - step, OPERATION_BYTES)
+    start = run_start[run] + step
+    first = np.searchsorted(line, start, "right") - 1
+    last = np.searchsorted(line, start + length, "left") - 1
+    edges = np.bincount(first, minlength=len(lengths)) - np.bincount(last + 1, minlength=len(lengths) + 1)[:-1]
+    return OperationPlan(
+        segments[heads][run],
+        offsets[heads][run] + step,
+        addresses[heads][run] + step,
+        length,
+        first,
+        last,
+        np.cumsum(edges),
+    )
