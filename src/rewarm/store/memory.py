@@ -21,10 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rewarm.errors import ConfigError, MisuseError
+from rewarm.store.buffers import borrow
 from rewarm.store.contract import (
-    GOOD_OUTCOMES,
-    MISS_CAUSES,
-    REFUSAL_CAUSES,
     SAVE_QUEUE_BYTES,
     Buffers,
     CheckReport,
@@ -34,6 +32,7 @@ from rewarm.store.contract import (
     check_keys,
     resolve_namespace,
 )
+from rewarm.store.transfer import BatchTransfer, Counters
 
 CAPACITY_BYTES_DEFAULT = 1 << 30
 """Memory is not bounded by a medium; a store that nobody gave a capacity must not take the whole machine."""
@@ -82,54 +81,6 @@ def _open_pool(name: str | None, capacity_bytes: int | None) -> _Pool:
     return pool
 
 
-def _bytes_of(buffer: object, *, writable: bool) -> npt.NDArray[np.uint8]:
-    """The bytes of one buffer, shape (bytes,), without a copy."""
-    try:
-        view = np.frombuffer(buffer, dtype=np.uint8)  # type: ignore[call-overload]
-    except (TypeError, ValueError, BufferError) as error:
-        raise MisuseError(f"a buffer must be C-contiguous memory of at least one byte: {error}") from None
-    if not len(view):
-        raise MisuseError("a buffer must hold at least one byte")
-    if writable and not view.flags.writeable:
-        raise MisuseError(f"load needs writable buffers, got a read-only {type(buffer).__name__}")
-    return view  # type: ignore[no-any-return]
-
-
-class MemoryTransfer:
-    """A batch that was over before anybody could ask."""
-
-    def __init__(self, outcomes: list[Outcome]) -> None:
-        self._outcomes = outcomes
-        self._lock = threading.Lock()
-        self._eventfd = -1
-
-    @property
-    def outcomes(self) -> list[Outcome | None]:
-        return list(self._outcomes)
-
-    def wait(self, timeout: float | None = None) -> list[bool]:
-        return [outcome in GOOD_OUTCOMES for outcome in self._outcomes]
-
-    def done(self) -> bool:
-        return True
-
-    def cancel(self) -> None:
-        pass
-
-    def released(self) -> bool:
-        return True
-
-    def wait_released(self, timeout: float | None = None) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        with self._lock:
-            if self._eventfd < 0:
-                self._eventfd = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-                weakref.finalize(self, os.close, self._eventfd)
-            return self._eventfd
-
-
 class MemoryPin:
     """Blocks that one handle leaves alone when it evicts."""
 
@@ -170,8 +121,7 @@ class MemoryStore:
         self._pid = os.getpid()
         self._closed = False
         self._pinned: Counter[_Place] = Counter()
-        self._outcomes: Counter[Outcome] = Counter()
-        self._bytes: Counter[str] = Counter()
+        self._counters = Counters()
 
     def lookup(self, keys: Sequence[bytes]) -> Presence:
         places = self._places(keys)
@@ -181,20 +131,20 @@ class MemoryStore:
     def __contains__(self, key: bytes) -> bool:
         return bool(self.lookup([key]).leading)
 
-    def load(self, keys: Sequence[bytes], buffers: Buffers) -> MemoryTransfer:
-        places, views = self._batch(keys, buffers, writable=True)
+    def load(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
+        places = self._places(keys)
+        views = borrow(buffers, len(places), writable=True).views
         with self._pool.lock:
             outcomes = [self._load_one(place, view) for place, view in zip(places, views, strict=True)]
-            self._outcomes.update(outcomes)
-        return MemoryTransfer(outcomes)
+        return self._over(outcomes, loading=True)
 
-    def save(self, keys: Sequence[bytes], buffers: Buffers) -> MemoryTransfer:
-        places, views = self._batch(keys, buffers, writable=False)
-        queued = np.cumsum([len(view) for view in views])
+    def save(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
+        places = self._places(keys)
+        borrowed = borrow(buffers, len(places), writable=False)
+        queued_bytes = np.cumsum(borrowed.lengths)
         with self._pool.lock:
-            outcomes = [self._save_one(*block) for block in zip(places, views, queued, strict=True)]
-            self._outcomes.update(outcomes)
-        return MemoryTransfer(outcomes)
+            outcomes = [self._save_one(*block) for block in zip(places, borrowed.views, queued_bytes, strict=True)]
+        return self._over(outcomes, loading=False)
 
     def pin(self, keys: Sequence[bytes]) -> MemoryPin:
         places = self._places(keys)
@@ -231,17 +181,18 @@ class MemoryStore:
 
     def stats(self) -> Stats:
         self._check_usable()
+        did = self._counters
         with self._pool.lock:
             return Stats(
                 device="memory",
                 device_refusals=[],
-                hits=self._outcomes[Outcome.HIT],
-                misses={cause.value: self._outcomes[cause] for cause in MISS_CAUSES},
-                stored=self._outcomes[Outcome.STORED],
-                already=self._outcomes[Outcome.ALREADY],
-                refused={cause.value: self._outcomes[cause] for cause in REFUSAL_CAUSES},
-                bytes_read=self._bytes["read"],
-                bytes_written=self._bytes["written"],
+                hits=did.hits,
+                misses=did.misses(),
+                stored=did.saved(Outcome.STORED),
+                already=did.saved(Outcome.ALREADY),
+                refused=did.refused(),
+                bytes_read=did.bytes_read,
+                bytes_written=did.bytes_written,
                 bytes_padding=0,
                 bytes_log=0,
                 unreleased_bytes=0,
@@ -250,7 +201,7 @@ class MemoryStore:
                 used_bytes=self._pool.used_bytes,
                 blocks=sum(place[0] == self._namespace for place in self._pool.blocks),
                 visibility_bound_s=0.0,
-                evicted_bytes=self._bytes["evicted"],
+                evicted_bytes=did.evicted_bytes,
                 notes=["register has no effect on memory"],
             )
 
@@ -277,13 +228,11 @@ class MemoryStore:
         check_keys(keys)
         return [(self._namespace, key) for key in keys]
 
-    def _batch(
-        self, keys: Sequence[bytes], buffers: Buffers, *, writable: bool
-    ) -> tuple[list[_Place], list[npt.NDArray[np.uint8]]]:
-        places = self._places(keys)
-        if len(places) != len(buffers):
-            raise MisuseError(f"{len(places)} keys and {len(buffers)} buffers; give one buffer per key")
-        return places, [_bytes_of(buffer, writable=writable) for buffer in buffers]
+    def _over(self, outcomes: list[Outcome], *, loading: bool) -> BatchTransfer:
+        transfer = BatchTransfer(len(outcomes), self._counters, loading=loading)
+        transfer.settle(range(len(outcomes)), outcomes)
+        transfer.release()
+        return transfer
 
     def _load_one(self, place: _Place, view: npt.NDArray[np.uint8]) -> Outcome:
         block = self._pool.blocks.get(place)
@@ -292,7 +241,7 @@ class MemoryStore:
         if len(block) != len(view):
             return Outcome.WRONG_SIZE
         view[:] = np.frombuffer(block, dtype=np.uint8)
-        self._bytes["read"] += len(block)
+        self._counters.add(bytes_read=len(block))
         return Outcome.HIT
 
     def _save_one(self, place: _Place, view: npt.NDArray[np.uint8], queued_bytes: int) -> Outcome:
@@ -306,7 +255,7 @@ class MemoryStore:
         if self._pool.used_bytes > room:
             return Outcome.REFUSED_FULL
         self._pool.add(place, view.tobytes())
-        self._bytes["written"] += len(view)
+        self._counters.add(bytes_written=len(view))
         return Outcome.STORED
 
     def _evict(self, to_bytes: int) -> int:
@@ -317,7 +266,7 @@ class MemoryStore:
                 break
             if not self._pinned[place]:
                 freed += self._pool.drop(place)
-        self._bytes["evicted"] += freed
+        self._counters.add(evicted_bytes=freed)
         return freed
 
     def _unpin(self, places: list[_Place]) -> None:
