@@ -1,10 +1,11 @@
 """The contract of a device: batches of reads, writes and syncs in flight, driven by one thread.
 
-A device is owned by one thread at a time: only `wake` may be called from another. `submit` hands over a whole batch
-and never waits for the medium; `reap` waits for completions with the interpreter lock released. The memory named by an
-operation must stay mapped until its completion is reaped: the device does not keep it alive.
+The thread that first calls `submit` or `reap` owns the device to its end (constructing it binds nothing); only `wake`
+may be called from another, and `close`. `submit` hands over a whole batch and never waits for the medium; `reap` waits
+for completions with the interpreter lock released. The memory named by an operation must stay mapped until its
+completion is reaped: the device does not keep it alive.
 A result is the number of bytes moved (0 for a sync) or a negative errno. A short result is passed on as it is:
-the caller treats it as a failure.
+the caller treats it as a failure. After `fork` a device raises `MisuseError` in the child.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy.typing as npt
 READ = 0
 WRITE = 1
 SYNC = 2
-"""fdatasync of `fd`; offset, address and length are ignored."""
+"""fdatasync of `fd`; offset, address and length are ignored. It covers writes whose completion was reaped before."""
 
 OPERATION = np.dtype(
     [("tag", "<u8"), ("opcode", "<u4"), ("fd", "<i4"), ("offset", "<u8"), ("address", "<u8"), ("length", "<u8")]
@@ -42,14 +43,16 @@ class Device(Protocol):
     def submit(self, operations: Operations) -> None:
         """Start operations (dtype `OPERATION`, shape (n,)); n must be at most `depth - in_flight()`.
 
-        Operations start in order. Raises `StorageError` only when the device as a whole is unusable; an operation
-        that the kernel refuses completes with a negative errno.
+        Operations start in order, at the latest at the next `reap`: the wait starts them, in one system call. Call
+        `reap(0)` where nothing will be waited for soon. An operation that the kernel refuses completes with a negative
+        errno. Raises `MisuseError` on a malformed batch, `StorageError` only when the device as a whole is unusable.
         """
 
     def reap(self, minimum: int = 1, timeout_s: float | None = None) -> Completions:
         """Wait until `minimum` completions, a `wake` or the timeout; return all that are there (maybe none).
 
-        With nothing in flight it waits for `wake` or the timeout.
+        `minimum` counts down to what is in flight; with nothing in flight it waits for `wake` or the timeout. 0 starts
+        and looks without waiting.
         """
 
     def wake(self) -> None:
@@ -59,4 +62,8 @@ class Device(Protocol):
         """Operations submitted and not yet reaped."""
 
     def close(self) -> None:
-        """Free the device. With operations in flight it leaves behind what the kernel may still write to."""
+        """Free the device, never waiting for the medium. Idempotent; a `reap` that waits in another thread ends.
+
+        Operations not yet started are dropped. Those in flight run on in the kernel and may still write to their
+        memory, which must stay mapped: nobody is told when they end.
+        """

@@ -1,0 +1,143 @@
+"""The first rung: io_uring, driven by numpy stores and one system call for a whole batch and the wait after it.
+
+`submit` only stores entries; the next `reap` starts them with the call that also waits. That halves the system calls,
+and beside a busy Python thread each one costs up to a switch interval (5 ms) for the interpreter lock. An owner that
+wants operations started without waiting calls `reap(0)`, which returns at once.
+
+The thread that first calls `submit` or `reap` owns the device to its end: the kernel refuses others (SINGLE_ISSUER),
+and they get `MisuseError`. It must not end with operations in flight: the kernel would wait for them. `wake` is an
+eventfd read kept in the ring, linked to an expired timeout, because of all completions only a timeout ends a wait for
+several at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+import numpy as np
+
+from rewarm.errors import MisuseError, StorageError
+from rewarm.store.devices import kernel
+from rewarm.store.devices.base import SYNC, Completions, Operations
+from rewarm.store.devices.batch import BatchDevice
+from rewarm.store.devices.ring import SQE, Ring
+
+_OP_FSYNC = 3
+_OP_TIMEOUT = 11
+_OP_READ = 22
+_OP_WRITE = 23
+_FSYNC_DATASYNC = 1
+_IO_LINK = 1 << 2
+
+_OPCODES = np.array([_OP_READ, _OP_WRITE, _OP_FSYNC], np.uint8)
+"""Indexed by READ, WRITE, SYNC."""
+
+_WAKE_TAG = 1 << 63
+_WAKE_ENTRIES = 2
+_WAKE_END_TAG = _WAKE_TAG + 1
+
+_RETRIES_MAX = 10_000
+"""Times a ring out of kernel memory (EAGAIN) is tried again, 1 ms apart, before the device is given up."""
+
+
+class UringDevice(BatchDevice):
+    """io_uring on plain addresses; `depth` operations in flight. Raises `StorageError` where the kernel refuses."""
+
+    name = "uring"
+
+    def __init__(self, depth: int = 128) -> None:
+        super().__init__(depth)
+
+    def _open(self) -> None:
+        self._event_fd = kernel.open_eventfd()
+        try:
+            self._ring = Ring(self.depth + _WAKE_ENTRIES)
+        except StorageError:
+            os.close(self._event_fd)
+            raise
+        self._counter = np.zeros(1, np.uint64)  # where the kernel reads the eventfd into
+        self._at_once = np.zeros(2, np.int64)
+        self._wake_entries = self._make_wake_entries()
+        self._entries = np.zeros(self.depth, SQE)
+        self._enabled = False
+        self._armed = False
+        self._retries = 0
+
+    def _make_wake_entries(self) -> Operations:
+        entries = np.zeros(_WAKE_ENTRIES, SQE)
+        entries["opcode"] = _OP_READ, _OP_TIMEOUT
+        entries["flags"] = _IO_LINK, 0
+        entries["fd"] = self._event_fd, -1
+        entries["address"] = self._counter.ctypes.data, self._at_once.ctypes.data
+        entries["length"] = self._counter.nbytes, 1
+        entries["user_data"] = _WAKE_TAG, _WAKE_END_TAG
+        return entries
+
+    def _enable(self) -> None:
+        if not self._enabled:
+            self._ring.enable()
+            self._enabled = True
+
+    def _start(self, operations: Operations) -> None:
+        self._enable()
+        entries = self._entries[: len(operations)]
+        opcodes = operations["opcode"]
+        entries["opcode"] = _OPCODES[opcodes]
+        entries["fd"] = operations["fd"]
+        entries["offset"] = operations["offset"]
+        entries["address"] = operations["address"]
+        entries["length"] = operations["length"]
+        entries["op_flags"] = 0
+        entries["user_data"] = operations["tag"]
+        syncs = opcodes == SYNC
+        if syncs.any():  # for fsync, offset and length would be a range, and an address is refused
+            entries["op_flags"][syncs] = _FSYNC_DATASYNC
+            for field in ("offset", "address", "length"):
+                entries[field][syncs] = 0
+        self._ring.store(entries)
+
+    def _unstarted(self) -> int:
+        return self._ring.unsubmitted()
+
+    def _collect(self) -> Completions | None:
+        found = self._ring.collect()
+        if found is None:
+            return None
+        wakes = found["tag"] >= _WAKE_TAG
+        if wakes.any():
+            # The end of the pair may come later: it then breaks one wait early, which the loop in `reap` continues.
+            self._armed = self._armed and not (found["tag"] == _WAKE_TAG).any()
+            found = found[~wakes]
+        return found
+
+    def _step(self, need: int, left_s: float | None) -> bool:
+        self._enable()
+        if need and not self._armed:
+            self._ring.store(self._wake_entries)
+            self._armed = True
+        result = self._ring.enter(need, left_s)
+        if result >= 0 or result == -errno.EINTR:
+            self._retries = 0
+            return False
+        if result == -errno.ETIME:
+            return True
+        if result == -errno.EEXIST:
+            raise MisuseError("the uring device belongs to the thread that used it first")
+        if result == -errno.EAGAIN and self._retries < _RETRIES_MAX:
+            self._retries += 1
+            time.sleep(0.001)
+            return False
+        raise StorageError(f"uring: io_uring_enter: {kernel.describe(result)}")
+
+    def _interrupt(self) -> None:
+        kernel.hold_eventfd_write(self._event_fd)
+
+    def _free(self) -> None:
+        self._ring.close()
+        os.close(self._event_fd)
+
+    def _drop_in_child(self) -> None:
+        self._ring.abandon()
+        os.close(self._event_fd)
