@@ -1,0 +1,46 @@
+"""`rewarm check URL [--fix]`: verify every file and block of a pool, and with `--fix` repair or remove the damage."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+
+import rewarm
+from rewarm.cli import exits
+from rewarm.cli.output import Output, output_options
+from rewarm.cli.parameters import STORE_URL
+from rewarm.cli.render import print_table
+from rewarm.store.contract import CheckReport
+from rewarm.units import format_size
+
+
+@click.command()
+@click.argument("url", type=STORE_URL)
+@click.option("--fix", is_flag=True, help="Repair what can be repaired, remove what cannot.")
+@output_options
+def command(output: Output, url: str, fix: bool) -> None:
+    """Verify every file and block of the pool at URL. Exit code 1 when something is left that loses data or space."""
+    with rewarm.open(url) as store:
+        before = store.stats()
+        with output.progress(
+            "repairing" if fix else "checking",
+            total=before.used_bytes or None,
+            unit="B",
+            poll=lambda: store.stats().bytes_read - before.bytes_read,
+        ):
+            report = store.check(fix=fix)
+    output.answer(report, lambda console: _render(console, report, fix))
+    if not report.clean:
+        raise click.exceptions.Exit(exits.FINDINGS)
+
+
+def _render(console: Console, report: CheckReport, fix: bool) -> None:
+    print_table(console, "findings", report.findings)
+    print_table(console, "notes", report.notes)
+    verified = f"{report.blocks:,} blocks, {format_size(report.bytes_verified)} verified"
+    if report.clean:
+        console.print(f"clean: {verified}")
+    elif fix:
+        console.print(f"not clean: {len(report.findings)} findings, not all of them fixed; {verified}")
+    else:
+        console.print(f"not clean: {len(report.findings)} findings; {verified}; `check --fix` repairs what it can")
