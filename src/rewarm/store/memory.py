@@ -51,10 +51,12 @@ class _Pool:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, place: _Place, block: bytes) -> None:
+        """Keep a block."""
         self.blocks[place] = block
         self.used_bytes += len(block)
 
     def drop(self, place: _Place) -> int:
+        """Let a block go; returns its bytes."""
         freed = len(self.blocks.pop(place))
         self.used_bytes -= freed
         return freed
@@ -89,6 +91,7 @@ class MemoryPin:
         self._release: Callable[[], None] | None = release
 
     def release(self) -> None:
+        """Let go; calling it twice is harmless."""
         release, self._release = self._release, None
         if release:
             release()
@@ -124,6 +127,7 @@ class MemoryStore:
         self._counters = Counters()
 
     def lookup(self, keys: Sequence[bytes]) -> Presence:
+        """Which keys are held."""
         places = self._places(keys)
         with self._pool.lock:
             return Presence.of(np.array([place in self._pool.blocks for place in places], dtype=np.bool_))
@@ -132,6 +136,7 @@ class MemoryStore:
         return bool(self.lookup([key]).leading)
 
     def load(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
+        """Copy blocks into the caller's buffers, before it returns."""
         places = self._places(keys)
         views = borrow(buffers, len(places), writable=True).views
         with self._pool.lock:
@@ -139,6 +144,7 @@ class MemoryStore:
         return self._over(outcomes, loading=True)
 
     def save(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
+        """Copy blocks into the pool, before it returns; the oldest make room for the new."""
         places = self._places(keys)
         borrowed = borrow(buffers, len(places), writable=False)
         queued_bytes = np.cumsum(borrowed.lengths)
@@ -147,6 +153,7 @@ class MemoryStore:
         return self._over(outcomes, loading=False)
 
     def pin(self, keys: Sequence[bytes]) -> MemoryPin:
+        """Keep this handle from evicting the blocks of these keys."""
         places = self._places(keys)
         with self._pool.lock:
             mask = np.array([place in self._pool.blocks for place in places], dtype=np.bool_)
@@ -155,6 +162,7 @@ class MemoryStore:
         return MemoryPin(mask, lambda: self._unpin(held))
 
     def evict(self, to_bytes: int) -> int:
+        """Drop blocks, oldest first, until at most `to_bytes` are used; returns bytes freed."""
         self._check_usable()
         if to_bytes < 0:
             raise MisuseError(f"to_bytes must be 0 or more, got {to_bytes}")
@@ -162,24 +170,29 @@ class MemoryStore:
             return self._evict(to_bytes)
 
     def erase(self) -> int:
+        """Remove every block of this namespace, pinned or not; returns bytes freed."""
         self._check_usable()
         with self._pool.lock:
             mine = [place for place in self._pool.blocks if place[0] == self._namespace]
             return sum(self._pool.drop(place) for place in mine)
 
     def check(self, *, fix: bool = False) -> CheckReport:
+        """Count what is there: memory is trusted, so nothing is ever found."""
         self._check_usable()
         with self._pool.lock:
             return CheckReport(True, [], [], len(self._pool.blocks), self._pool.used_bytes)
 
     def refresh(self) -> None:
+        """Nothing to do: handles of a pool share its dictionary."""
         self._check_usable()
 
     def register(self, arena: object) -> int:
+        """Has no effect on memory, and says so: 0."""
         self._check_usable()
         return 0
 
     def stats(self) -> Stats:
+        """Counters since open; bytes are payload bytes."""
         self._check_usable()
         did = self._counters
         with self._pool.lock:
@@ -206,9 +219,11 @@ class MemoryStore:
             )
 
     def flush(self) -> None:
+        """Nothing to do: a save is over before it returns."""
         self._check_usable()
 
     def close(self) -> None:
+        """End this handle; a named pool goes with its last one."""
         self._closed = True
 
     def __enter__(self) -> Self:

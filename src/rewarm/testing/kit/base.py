@@ -54,10 +54,12 @@ class StoreKit:
 
 
 def blocks_of(keys: Sequence[bytes], size: int = BLOCK_BYTES) -> list[bytes]:
+    """The blocks that belong to `keys`."""
     return [payload(key, size) for key in keys]
 
 
 def destinations(count: int, size: int = BLOCK_BYTES) -> npt.NDArray[np.uint8]:
+    """Fresh memory to load into, shape (count, size)."""
     return np.full((count, size), UNTOUCHED, dtype=np.uint8)
 
 
@@ -89,6 +91,7 @@ def load(store: Store, keys: Sequence[bytes], size: int = BLOCK_BYTES) -> list[O
 def assert_hits_are_right(
     keys: Sequence[bytes], buffers: Sequence[object] | npt.NDArray[np.uint8], outcomes: Sequence[Outcome | None]
 ) -> None:
+    """Every hit holds the payload of its key."""
     assert len(outcomes) == len(keys)
     for key, buffer, outcome in zip(keys, buffers, outcomes, strict=True):
         if outcome is Outcome.HIT:

@@ -14,6 +14,8 @@ SIZES = (1, 7, 511, 512, 513, PAGE - 1, PAGE, PAGE + 1, 65_536, 100_001, (3 << 2
 
 
 class BatchTests(StoreKit):
+    """What goes in comes back."""
+
     def test_saved_blocks_come_back(self) -> None:
         store, keys = self.open(), make_keys(8)
         assert finish(store.save(keys, blocks_of(keys))) == [True] * 8

@@ -60,6 +60,8 @@ BAD_BUFFERS: dict[str, Callable[[], object]] = {
 
 
 class BufferTests(StoreKit):
+    """The caller's memory."""
+
     @pytest.mark.parametrize("kind", WRITABLE)
     def test_any_memory_is_a_destination_and_a_source(self, kind: str) -> None:
         store, keys = self.open(), make_keys(3, kind)

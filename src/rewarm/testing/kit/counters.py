@@ -18,6 +18,8 @@ def _thread_io() -> str:
 
 
 class CounterTests(StoreKit):
+    """Stats and lookups."""
+
     def test_a_new_handle_counts_from_zero(self) -> None:
         stats = self.open().stats()
         assert (stats.hits, stats.stored, stats.already, stats.blocks) == (0, 0, 0, 0)

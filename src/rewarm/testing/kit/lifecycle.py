@@ -83,6 +83,8 @@ def _descriptors() -> set[str]:
 
 
 class LifecycleTests(StoreKit):
+    """Misuse, closing, forking."""
+
     @pytest.mark.parametrize("kind", BAD_KEYS)
     def test_a_bad_key_is_refused_by_every_verb(self, kind: str) -> None:
         store, good = self.open(), make_keys(1)[0]

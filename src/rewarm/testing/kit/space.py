@@ -43,6 +43,8 @@ def _save_in_batches(store: Store, keys: Sequence[bytes], batch: int = 16) -> li
 
 
 class SpaceTests(StoreKit):
+    """Namespaces, capacity, eviction."""
+
     def test_namespaces_do_not_see_each_other(self) -> None:
         names = ["first", "second", b"first\0", None, _Described()]
         stores = [self.open(name) for name in names]

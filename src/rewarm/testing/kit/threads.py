@@ -23,6 +23,8 @@ def _together(work: Callable[[int], None]) -> None:
 
 
 class ThreadTests(StoreKit):
+    """Many threads, many handles."""
+
     def test_threads_share_a_handle(self) -> None:
         store = self.open()
 

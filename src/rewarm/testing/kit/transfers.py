@@ -32,6 +32,8 @@ def _readable(transfer: Transfer, timeout_s: float) -> bool:
 
 
 class TransferTests(StoreKit):
+    """Verdict and release."""
+
     def test_waiting_again_gives_the_same_answer(self) -> None:
         store, keys = self.open(), make_keys(4)
         save(store, keys[:2])
