@@ -107,7 +107,7 @@ class _Shared:
     def run(self) -> None:
         """The life of a worker."""
         while taken := self._take():
-            finished = [(operation[0], _execute(operation)) for operation in taken]
+            finished = [(operation[0], execute(operation)) for operation in taken]
             with self.lock:
                 self.done += finished
                 if self.need and len(self.done) >= self.need:
@@ -124,7 +124,7 @@ class _Shared:
             return [self.queue.popleft() for _ in range(count)]
 
 
-def _execute(operation: _Operation) -> int:
+def execute(operation: _Operation) -> int:
     """Carry one operation out; returns bytes moved or a negative errno."""
     _, opcode, fd, offset, address, length = operation
     if opcode == SYNC:
