@@ -30,15 +30,15 @@ def run(*arguments: str) -> Result:
 
 
 def fake_verb(monkeypatch: pytest.MonkeyPatch, command: click.Command) -> None:
-    """Put a command in the place of the verb `inspect`."""
-    monkeypatch.setattr(importlib.import_module("rewarm.cli.inspect_command"), "command", command)
+    """Put a command in the place of the verb `check`."""
+    monkeypatch.setattr(importlib.import_module("rewarm.cli.check_command"), "command", command)
 
 
 def test_help_and_version_import_no_verb_and_no_heavy_package() -> None:
     script = """
         import sys
         from rewarm.cli import main
-        for arguments in (["--help"], ["--version"], []):
+        for arguments in (["--help"], ["--version"]):
             main(arguments, prog_name="rewarm", standalone_mode=False)
         heavy = [m for m in sys.modules if m in ("numpy", "msgspec", "xxhash") or m.endswith("_command")]
         sys.exit(repr(heavy) if heavy else 0)
@@ -67,6 +67,7 @@ def test_every_verb_has_help_json_and_quiet(verb: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        ([], "Commands:"),
         (["inspct", "/x"], "did you mean 'inspect'?"),
         (["xyzzy"], "one of "),
         (["--versoin"], "--version"),
@@ -109,7 +110,7 @@ def test_an_error_is_one_plain_line_and_its_exit_code(
         raise error
 
     fake_verb(monkeypatch, command)
-    result = run("inspect")
+    result = run("check")
     assert (result.exit_code, result.stderr, result.stdout) == (code, line, "")
 
 
@@ -119,7 +120,7 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError
 
     fake_verb(monkeypatch, command)
-    assert isinstance(run("inspect").exception, ZeroDivisionError)
+    assert isinstance(run("check").exception, ZeroDivisionError)
 
 
 INTERRUPTED = """
@@ -134,8 +135,8 @@ INTERRUPTED = """
             print("ready", flush=True)
             time.sleep(60)
 
-    importlib.import_module("rewarm.cli.inspect_command").command = command
-    main(["inspect"], prog_name="rewarm")
+    importlib.import_module("rewarm.cli.check_command").command = command
+    main(["check"], prog_name="rewarm")
 """
 
 
