@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from rewarm.errors import ConfigError
 from rewarm.store.contract import Store
 from rewarm.store.memory import CAPACITY_BYTES_DEFAULT, MemoryStore
-from rewarm.testing import StoreTests, make_keys, payload
+from rewarm.testing import StoreMachine, StoreTests, make_keys, payload
 
 
 class TestMemoryStore(StoreTests):
     def open_store(self, namespace: object, *, capacity_bytes: int, queue_bytes: int) -> Store:
         return MemoryStore(namespace, name=str(self.pool), capacity_bytes=capacity_bytes, queue_bytes=queue_bytes)
+
+
+class MemoryMachine(StoreMachine):
+    def open_store(self, pool: Path, namespace: str, capacity_bytes: int) -> Store:
+        return MemoryStore(namespace, name=f"{pool} under test", capacity_bytes=capacity_bytes)
+
+
+class TestMemoryMachine(MemoryMachine.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(max_examples=20, stateful_step_count=30)
 
 
 def _save(store: MemoryStore, key: bytes) -> None:

@@ -12,6 +12,7 @@ import pytest
 pytest.register_assert_rewrite("rewarm.testing.kit", "rewarm.testing.machine")
 
 from rewarm.testing.kit import StoreTests  # noqa: E402
+from rewarm.testing.machine import StoreMachine  # noqa: E402
 from rewarm.testing.payload import make_keys, payload  # noqa: E402
 
-__all__ = ["StoreTests", "make_keys", "payload"]
+__all__ = ["StoreMachine", "StoreTests", "make_keys", "payload"]
