@@ -6,7 +6,10 @@ and knows no engine; an architecture that it does not understand is refused by n
 
 from rewarm.geometry.architectures import supported_architectures
 from rewarm.geometry.dtypes import DType, parse_dtype
+from rewarm.geometry.fingerprint import commit_of, weights_fingerprint
+from rewarm.geometry.gpus import GPUS, Gpu, find_gpu
 from rewarm.geometry.model import Layer, LayerKind, Model
+from rewarm.geometry.namespace import Namespace, directory_namespace, model_namespace
 from rewarm.geometry.parallel import (
     BlockShape,
     RankShape,
@@ -40,14 +43,17 @@ from rewarm.geometry.waves import (
 )
 
 __all__ = [
+    "GPUS",
     "BlockShape",
     "DType",
+    "Gpu",
     "Layer",
     "LayerKind",
     "MeasuredPrefill",
     "Meeting",
     "Model",
     "ModelledPrefill",
+    "Namespace",
     "Prefill",
     "RankShape",
     "all_at_once",
@@ -59,11 +65,15 @@ __all__ = [
     "bytes_per_token",
     "bytes_total",
     "closed_loop_requests_per_s",
+    "commit_of",
     "concurrency_of",
+    "directory_namespace",
+    "find_gpu",
     "knee_concurrency",
     "load_model",
     "load_of",
     "meeting_point",
+    "model_namespace",
     "open_loop_mean_s",
     "parse_dtype",
     "prefill_flops",
@@ -74,4 +84,5 @@ __all__ = [
     "shortest_first",
     "state_bytes",
     "supported_architectures",
+    "weights_fingerprint",
 ]

@@ -27,6 +27,8 @@ TOKENS_MAX = 1 << 31
 def read_config(path: Path) -> dict[str, Any]:
     """The object in `path`, a `config.json` or a directory that has one. Raises `ConfigError`."""
     file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ConfigError(f"{file} is missing or no regular file")
     try:
         with file.open("rb") as stream:
             raw = stream.read(CONFIG_BYTES_MAX + 1)
