@@ -29,7 +29,13 @@ from rewarm.geometry.prefill import (
     prefill_s,
 )
 from rewarm.geometry.presets import load_model, preset_names
-from rewarm.geometry.sizes import bytes_per_token, bytes_total, state_bytes
+from rewarm.geometry.sizes import (
+    bytes_per_token,
+    bytes_total,
+    layer_bytes_per_token,
+    layer_state_bytes,
+    state_bytes,
+)
 from rewarm.geometry.waves import (
     all_at_once,
     arrival_order,
@@ -70,6 +76,8 @@ __all__ = [
     "directory_namespace",
     "find_gpu",
     "knee_concurrency",
+    "layer_bytes_per_token",
+    "layer_state_bytes",
     "load_model",
     "load_of",
     "meeting_point",
