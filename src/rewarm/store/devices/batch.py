@@ -83,8 +83,8 @@ class BatchDevice:
     def wake(self) -> None:
         """See `base.Device.wake`."""
         with self._wake_lock:
-            self._woken = True
-            if self._waiting and self._ended != _FREED:
+            known, self._woken = self._woken, True
+            if self._waiting and not known and self._ended != _FREED:
                 self._interrupt()
 
     def in_flight(self) -> int:

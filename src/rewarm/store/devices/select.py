@@ -17,12 +17,13 @@ import numpy as np
 
 from rewarm.errors import ConfigError, StorageError
 from rewarm.store.devices import kernel, medium
+from rewarm.store.devices.aio import AioDevice
 from rewarm.store.devices.base import OPERATION, Device
 from rewarm.store.devices.medium import Medium
 from rewarm.store.devices.threads import ThreadsDevice
 from rewarm.store.devices.uring import UringDevice
 
-LADDER: dict[str, Callable[[int], Device]] = {"uring": UringDevice, "threads": ThreadsDevice}
+LADDER: dict[str, Callable[[int], Device]] = {"uring": UringDevice, "aio": AioDevice, "threads": ThreadsDevice}
 """Name to constructor (of a depth), best first."""
 
 PROBE_TIMEOUT_S = 10.0
