@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 import rewarm
-from rewarm.cli.group import VERBS
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "rewarm"
@@ -310,11 +309,6 @@ def test_markers_makefile_and_ci_name_the_same_suites() -> None:
     assert ci
     assert sorted(markers) == sorted(makefile[1].split()) == sorted(ci[1].split())
     assert all(f"not {marker}" in options["addopts"] for marker in markers)
-
-
-def test_the_readme_lists_the_verbs_that_exist() -> None:
-    listed = re.findall(r"^\| `rewarm (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(VERBS)
 
 
 LINE = "    x = 1\n"

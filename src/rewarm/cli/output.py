@@ -77,9 +77,9 @@ def output_options(function: F) -> F:
 
 
 def text_console() -> Console:
-    """A console on stdout; wide when it is no terminal, so that pipes get whole lines."""
+    """A console on stdout; wide when it is no terminal, so that pipes get whole lines. Brackets are plain text."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_COLUMNS
-    return Console(highlight=False, width=width)
+    return Console(highlight=False, markup=False, width=width)
 
 
 def to_json(value: Any) -> str:
