@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -25,12 +26,8 @@ def load_model(name_or_path: str | Path) -> Model:
     """
     path = Path(name_or_path)
     text = str(name_or_path)
-    try:
-        on_disk = path.is_file() or (path / "config.json").is_file()
-    except (OSError, ValueError):
-        on_disk = False
-    if on_disk:
-        return model_from_config(read_config(path), _name_of(path), str(path))
+    if os.path.isfile(path) or os.path.isfile(path / "config.json"):
+        return model_from_config(read_config(path), _name_of(path), text)
     name = _find(text)
     if name is not None:
         return _preset(name)
@@ -77,7 +74,7 @@ def _name_of(path: Path) -> str:
 
 
 def _not_found(path: Path, text: str) -> str:
-    if path.is_dir():
+    if os.path.isdir(path):
         return f"{text} has no config.json; give a model's directory or a preset: {', '.join(preset_names())}"
     if path.suffix == ".json":
         return f"no such file: {text}"
