@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rewarm.bench.counters import take_snapshot
+from rewarm.bench.payload import SECTOR_BYTES
 from rewarm.errors import StorageError
-from rewarm.store.devices.base import OPERATION, READ, Device
+from rewarm.store.devices.base import OPERATION, READ, WRITE, Device
 
 REAP_TIMEOUT_S = 60.0
 """A medium that completes nothing for so long has failed."""
@@ -76,12 +77,15 @@ def run_raw(
 ) -> RawReading:
     """Keep `in_flight` operations going, round and round through `operations`, until one pass or `limit_s` is over.
 
-    Pre-condition: equal lengths, and an arena of `in_flight` such lengths. Raises `StorageError` when one fails.
+    Pre-condition: equal lengths of whole sectors, and an arena of `in_flight` of them; what is written comes from it,
+    with a fresh number in every sector. Raises `StorageError` when one fails.
     """
     length = int(operations["length"][0])
     slots = min(in_flight, device.depth, len(operations))
+    writing = operations["opcode"][0] == WRITE
     base = int(arena.__array_interface__["data"][0])
     free = list(range(slots))
+    stamps = arena[: slots * length].view(np.uint64).reshape(slots, -1)[:, :: SECTOR_BYTES // 8]
     started_at = np.zeros(slots)
     latencies: list[npt.NDArray[np.float64]] = []
     submitted = 0
@@ -95,6 +99,9 @@ def run_raw(
                 taken, free = free[:room], free[room:]
                 batch["tag"] = taken
                 batch["address"] = base + np.array(taken, dtype=np.uint64) * length
+                if writing:
+                    # Every sector written is another one: an array that deduplicates must store them all.
+                    stamps[taken] = submitted * stamps.shape[1] + np.arange(room * stamps.shape[1]).reshape(room, -1)
                 started_at[taken] = time.monotonic()
                 device.submit(batch)
                 submitted += room

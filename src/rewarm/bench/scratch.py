@@ -10,38 +10,43 @@ import fcntl
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from rewarm.errors import ConfigError, StorageError
+from rewarm.units import format_size
 
 PREFIX = "rewarm-run-"
 _LOCK = ".lock"
 
 
 class Scratch:
-    """A fresh directory under `parent`, removed on exit whatever ended the run. `swept` are leftovers it removed.
+    """A fresh directory under `parent`, removed on exit whatever ended the run; `tell` hears what was removed.
 
     Raises `ConfigError` when `parent` is no directory, `StorageError` when nothing can be written there.
     """
 
-    def __init__(self, parent: Path) -> None:
+    def __init__(self, parent: Path, tell: Callable[[str], None]) -> None:
         self._parent = parent
+        self._tell = tell
         self._lock = -1
         self.path = parent / f"{PREFIX}{secrets.token_hex(6)}"
-        self.swept: list[Path] = []
 
     def __enter__(self) -> Self:
         if not self._parent.is_dir():
             raise ConfigError(f"no such directory: {self._parent}; create it, or give one on the medium to measure")
         try:
-            self.swept = sweep(self._parent)
+            for path in sweep(self._parent):
+                self._tell(f"removed {path}, left behind by a run that was killed")
             self.path.mkdir(mode=0o700)
             self._lock = _take_lock(self.path)
         except OSError as error:
-            self.remove()
             raise StorageError(f"cannot write in {self._parent}: {error.strerror}") from error
+        finally:
+            if self._lock < 0:  # refused, or interrupted half way
+                self.remove()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -49,10 +54,13 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove the directory and all that is in it; harmless when it is gone."""
+        size = bytes_under(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+            left = self.path.exists()
+            self._tell(f"could not remove {self.path}" if left else f"removed {self.path} ({format_size(size)})")
 
 
 def sweep(parent: Path) -> list[Path]:

@@ -1,0 +1,125 @@
+"""The pools of a run: a fresh one for each distinct URL, made inside what the user named, filled once, then read cold.
+
+A `file:` target is measured in a scratch directory below the directory of its URL, so that neither the user's pool nor
+its capacity is touched and everything goes away with the run. Targets with the same URL share one pool: two emulated
+media on one disk need its space once. A `memory:` target lives in one handle, because it has nothing to reopen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from rewarm.bench.cold import Counting, drop_page_cache, try_counting
+from rewarm.bench.medium import Medium, medium_of
+from rewarm.bench.scratch import Scratch
+from rewarm.bench.throttle import RateLimit
+from rewarm.errors import ConfigError, StorageError
+from rewarm.store.contract import Store
+from rewarm.store.opening import open_store
+from rewarm.units import format_size, parse_size
+from rewarm.workload.job import Target
+
+SPARE_SHARE = 0.25
+"""A pool is made this much larger than its payload: logs, and the marks at which a store begins to evict."""
+_SPARE_BYTES = 64 << 20
+FREE_SHARE = 0.02
+"""A store leaves this share of the file system free."""
+_UNCOUNTED = Counting(process=False, device=False, reason="memory: is no medium, there is no cold read")
+
+
+@dataclass
+class Pool:
+    """One place to store sessions. `medium` and `folder` are None for memory."""
+
+    url: str
+    folder: Path | None
+    medium: Medium | None
+    counting: Counting
+    store: Store | None
+    namespace: str
+
+    @property
+    def device_number(self) -> tuple[int, int] | None:
+        """The line of /proc/diskstats, where there is one."""
+        return self.medium.device_number if self.medium else None
+
+    def segments(self) -> list[Path]:
+        """The files that hold blocks, oldest first."""
+        return sorted(self.folder.glob("writers/*/*.seg")) if self.folder else []
+
+    def make_cold(self) -> None:
+        """Forget every cached page of the pool's files."""
+        if self.folder:
+            drop_page_cache(path for path in self.folder.rglob("*") if path.is_file())
+
+    @contextmanager
+    def writer(self) -> Iterator[Store]:
+        """A handle to fill the pool with, closed afterwards; memory stays open."""
+        if self.store:
+            yield self.store
+            return
+        with open_store(self.url, namespace=self.namespace) as store:
+            yield store
+
+    @contextmanager
+    def reader(self, emulated_bytes_per_s: float | None) -> Iterator[Store]:
+        """A fresh handle that reads at the speed of the medium, or of the emulated one."""
+        if self.store:
+            yield self.store
+            return
+        wrapper = RateLimit(emulated_bytes_per_s).wrap if emulated_bytes_per_s else None
+        with open_store(self.url, namespace=self.namespace, device_wrapper=wrapper) as store:
+            yield store
+
+
+def open_pool(stack: ExitStack, name: str, target: Target, payload_bytes: int, tell: Callable[[str], None]) -> Pool:
+    """Make the pool of a target; what it takes is given back when `stack` closes.
+
+    Raises `ConfigError` for a URL that cannot be measured or a capacity below what the job needs, `StorageError` when
+    the medium has no room or cannot be written.
+    """
+    parts = urlsplit(target.url)
+    namespace = "rewarm bench"
+    if parts.scheme == "memory":
+        if target.emulated_bytes_per_s is not None:
+            raise ConfigError(f"target {name!r}: memory: has no medium to emulate; give a file: URL")
+        store = stack.enter_context(open_store(target.url, namespace=namespace))
+        return Pool(target.url, None, None, _UNCOUNTED, store, namespace)
+    if parts.scheme != "file":
+        raise ConfigError(f"target {name!r}: bench measures file: and memory: URLs, got {target.url!r}")
+    if parts.netloc not in ("", "localhost"):
+        raise ConfigError(f"target {name!r}: {target.url!r} names a host; write file:///directory with three slashes")
+    directory = Path(unquote(parts.path))
+    medium = medium_of(directory)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options.setdefault("capacity", str(needed_bytes(payload_bytes)))
+    _check_room(name, parse_size(options["capacity"]), payload_bytes, medium)
+    scratch = stack.enter_context(Scratch(directory, tell))
+    folder = scratch.path / "pool"
+    folder.mkdir()
+    url = f"file://{quote(str(folder))}?{urlencode(options)}"
+    return Pool(url, folder, medium, try_counting(scratch.path, medium), None, namespace)
+
+
+def needed_bytes(payload_bytes: int) -> int:
+    """Capacity that a pool needs to hold so much payload without evicting any."""
+    return int(payload_bytes * (1 + SPARE_SHARE)) + _SPARE_BYTES
+
+
+def _check_room(name: str, capacity: int, payload_bytes: int, medium: Medium) -> None:
+    """Refuse before the first byte what would end in evictions or on a full disk."""
+    if capacity * 0.9 < payload_bytes:
+        raise ConfigError(
+            f"target {name!r}: the job stores {format_size(payload_bytes)} and a capacity of {format_size(capacity)} "
+            f"would evict some of it; give at least {format_size(needed_bytes(payload_bytes))}, or leave capacity out"
+        )
+    room = medium.free_bytes - FREE_SHARE * medium.size_bytes
+    if room < needed_bytes(payload_bytes) - _SPARE_BYTES // 2:
+        raise StorageError(
+            f"target {name!r}: the job needs {format_size(needed_bytes(payload_bytes))} and {medium.path} has "
+            f"{format_size(max(0, room))} to give; lower tokens, sessions or concurrency"
+        )

@@ -1,0 +1,256 @@
+"""Runs a job against its targets: fill, make cold, measure the ceiling, restore wave by wave, and judge every number.
+
+Targets are interleaved: every concurrency is run on target after target before the next one, and the whole round is
+repeated, so that what drifts on the machine hits all of them alike. Everything that a run writes is gone when
+`run_job` returns or raises, an interruption included.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rewarm.bench.ceiling import PATTERNS, CeilingReading, best, measure_ceiling
+from rewarm.bench.cold import Claim, judge, working_set_note
+from rewarm.bench.destination import MEMORY_SHARE, Destinations, available_memory
+from rewarm.bench.host import host_facts, package_version
+from rewarm.bench.payload import Payload
+from rewarm.bench.pools import Pool, open_pool
+from rewarm.bench.populate import populate
+from rewarm.bench.recompute import Prefiller, percentiles
+from rewarm.bench.result import SCHEMA, Ceiling, Cell, CellBytes, Request, Result
+from rewarm.bench.stages import Stages
+from rewarm.bench.summary import summarise, verdicts
+from rewarm.bench.wave import Restore, Wave, WaveReading
+from rewarm.geometry.presets import load_model
+from rewarm.store.contract import Outcome, Stats, Store
+from rewarm.units import format_rate
+from rewarm.workload.job import Job
+from rewarm.workload.sessions import Sessions, block_lengths
+
+RATE_MARGIN = 1.05
+"""An emulated rate needs a medium at least this much faster."""
+
+
+@dataclass
+class _Run:
+    """What the parts of one run share."""
+
+    job: Job
+    sessions: Sessions
+    restored_tokens: int
+    payload: Payload
+    destinations: Destinations
+    prefiller: Prefiller
+    pools: dict[str, Pool]
+    readers: dict[str, Store]
+    notes: list[str]
+    patterns: dict[str, CeilingReading] = field(default_factory=dict)
+    ceilings: list[Ceiling] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
+
+
+def run_job(job: Job, stages: Stages, tell: Callable[[str], None]) -> Result:
+    """Run a job; `tell` hears what is removed at the end.
+
+    Raises `ConfigError` for what cannot be run and `StorageError` when a medium fails. Misses, wrong bytes and reads
+    that were not cold do not raise: they are in `Result.failures`.
+    """
+    model = load_model(job.model)
+    lengths = block_lengths(model, job.tokens, job.block_tokens, job.tp, job.kv_dtype)
+    sessions = Sessions(job.seed, job.session_count, tuple(lengths))
+    notes = [working_set_note(max(job.concurrency) * sessions.bytes_per_session)]
+    budget = int(available_memory() * MEMORY_SHARE)
+    with ExitStack() as stack:
+        pools = _open_pools(stack, job, sessions, tell)
+        run = _Run(
+            job=job,
+            sessions=sessions,
+            restored_tokens=job.tokens // job.block_tokens * job.block_tokens,
+            payload=Payload(job.seed, max(lengths)),
+            destinations=Destinations(lengths, max(job.concurrency), budget),
+            prefiller=Prefiller.of(model, job),
+            pools=pools,
+            readers={},
+            notes=notes,
+        )
+        _fill(run, stages)
+        for name, target in job.targets.items():
+            run.readers[name] = stack.enter_context(pools[name].reader(target.emulated_bytes_per_s))
+            notes.append(_device_note(name, run.readers[name].stats()))
+        for repeat in range(job.repeats):
+            _round(run, repeat, stages)
+    return _result(run)
+
+
+def _open_pools(stack: ExitStack, job: Job, sessions: Sessions, tell: Callable[[str], None]) -> dict[str, Pool]:
+    """The pool of each target; targets with one URL share one."""
+    by_url: dict[str, Pool] = {}
+    for name, target in job.targets.items():
+        if target.url not in by_url:
+            by_url[target.url] = open_pool(stack, name, target, sessions.bytes_total, tell)
+    return {name: by_url[target.url] for name, target in job.targets.items()}
+
+
+def _fill(run: _Run, stages: Stages) -> None:
+    distinct = {id(pool): (name, pool) for name, pool in run.pools.items()}
+    for name, pool in distinct.values():
+        with stages(f"filling {name}", run.sessions.bytes_total) as progress, pool.writer() as store:
+            populate(store, run.sessions, run.payload, progress.advance)
+        pool.make_cold()
+
+
+def _round(run: _Run, repeat: int, stages: Stages) -> None:
+    """One repeat: the ceiling of every pool, then every wave on every target."""
+    job = run.job
+    for name in job.targets:
+        _measure_ceiling(run, name, repeat)
+    for concurrency in job.concurrency:
+        for name in job.targets:
+            label = f"repeat {repeat + 1} of {job.repeats}: {concurrency} restores from {name}"
+            size = concurrency * run.sessions.bytes_per_session
+            with stages(label, size) as progress:
+                run.cells.append(_cell(run, name, concurrency, repeat))
+                progress.advance(size)
+
+
+def _measure_ceiling(run: _Run, name: str, repeat: int) -> None:
+    """All patterns at first, the best one again in each later repeat; nothing for memory."""
+    pool, rate = run.pools[name], run.job.targets[name].emulated_bytes_per_s
+    known = run.patterns.get(name)
+    patterns = PATTERNS if known is None else (known.pattern,)
+    readings = measure_ceiling(pool.segments(), patterns, start=repeat / run.job.repeats)
+    found = best(readings)
+    if found is None:
+        return
+    if rate is not None and found.bytes_per_s < rate * RATE_MARGIN:
+        run.notes.append(
+            f"{name}: emulated at {format_rate(rate)}, but in repeat {repeat} the medium itself gave only "
+            f"{format_rate(found.bytes_per_s)}: those readings are the medium's"
+        )
+    run.patterns.setdefault(name, found)
+    run.ceilings += [
+        Ceiling(
+            target=name,
+            emulated=rate is not None,
+            repeat=repeat,
+            block_bytes=reading.pattern.block_bytes,
+            in_flight_bytes=reading.pattern.in_flight_bytes,
+            read_bytes_per_s=reading.bytes_per_s if rate is None else min(reading.bytes_per_s, rate),
+            cpu_s_per_gb=reading.cpu_s_per_gb,
+        )
+        for reading in readings
+    ]
+
+
+def _cell(run: _Run, name: str, concurrency: int, repeat: int) -> Cell:
+    """Run one wave cold and book it."""
+    pool, store = run.pools[name], run.readers[name]
+    pool.make_cold()
+    before = store.stats()
+    wave = Wave(store, run.sessions, run.payload, run.destinations).run(concurrency, pool.device_number)
+    return _book(run, name, repeat, wave, before, store.stats())
+
+
+def _book(run: _Run, name: str, repeat: int, wave: WaveReading, before: Stats, after: Stats) -> Cell:
+    job, pool, restores = run.job, run.pools[name], wave.restores
+    payload_bytes = sum(restore.hit_bytes for restore in restores)
+    claim = Claim(
+        payload=payload_bytes,
+        padding=after.bytes_padding - before.bytes_padding,
+        log=after.bytes_log - before.bytes_log,
+    )
+    cold, reason = judge(claim, wave.counted, pool.counting)
+    modelled_s = run.prefiller.seconds(job.new_tokens, run.restored_tokens) or 0.0
+    outcomes = sum((restore.outcomes for restore in restores), Counter[Outcome]())
+    hits, blocks = outcomes.pop(Outcome.HIT, 0), len(restores) * len(run.sessions.lengths)
+    rate = payload_bytes / wave.seconds if wave.seconds else 0.0
+    return Cell(
+        target=name,
+        emulated=job.targets[name].emulated_bytes_per_s is not None,
+        concurrency=len(restores),
+        repeat=repeat,
+        ttft_s=percentiles([_ttft_s(restore, modelled_s) for restore in restores]),
+        modelled_s=modelled_s,
+        seconds=wave.seconds,
+        restored_tokens_per_s=rate / run.sessions.bytes_per_session * run.restored_tokens,
+        read_bytes_per_s=rate,
+        ceiling_share=_share(run, name, repeat, rate),
+        cpu_s_per_gb=wave.counted.cpu_s / payload_bytes * 1e9 if payload_bytes else None,
+        client_cpu_share=wave.client_cpu_s / wave.counted.at_s,
+        hits=hits,
+        misses=blocks - hits,
+        miss_causes={str(cause): count for cause, count in outcomes.items()},
+        wrong_blocks=sum(restore.wrong_blocks for restore in restores),
+        compared="every byte" if wave.whole else "8 bytes of every 4096",
+        cold=cold,
+        cold_reason=reason,
+        bytes=CellBytes(
+            payload=claim.payload,
+            padding=claim.padding,
+            log=claim.log,
+            kernel=wave.counted.process_read_bytes,
+            device=wave.counted.device_read_bytes,
+        ),
+        device=after.device,
+        recompute=run.prefiller.wave(
+            len(restores), run.restored_tokens, job.new_tokens, run.sessions.bytes_per_session
+        ),
+        requests=[_request(restore, modelled_s, len(run.sessions.lengths)) for restore in restores],
+    )
+
+
+def _ttft_s(restore: Restore, modelled_s: float) -> float:
+    """Seconds to the first token; infinite when a block was missing or wrong: that request was not restored."""
+    whole = restore.hits == restore.outcomes.total() and not restore.wrong_blocks
+    return restore.last_byte_s + modelled_s if whole else float("inf")
+
+
+def _request(restore: Restore, modelled_s: float, blocks: int) -> Request:
+    ttft_s = _ttft_s(restore, modelled_s)
+    return Request(
+        session=restore.session,
+        ttft_s=None if ttft_s == float("inf") else ttft_s,
+        hits=restore.hits,
+        misses=blocks - restore.hits,
+    )
+
+
+def _share(run: _Run, name: str, repeat: int, rate: float) -> float | None:
+    """The rate beside the ceiling of the same repeat; None where there is no ceiling."""
+    mine = [c.read_bytes_per_s for c in run.ceilings if (c.target, c.repeat) == (name, repeat)]
+    return rate / max(mine) if mine else None
+
+
+def _result(run: _Run) -> Result:
+    job = run.job
+    summary = summarise(run.cells)
+    return Result(
+        schema=SCHEMA,
+        version=package_version(),
+        host=host_facts(),
+        seed=job.seed,
+        job=msgspec.to_builtins(job),
+        sizes={
+            "restored_tokens": run.restored_tokens,
+            "bytes_per_session": run.sessions.bytes_per_session,
+            "blocks_per_session": len(run.sessions.lengths),
+            "block_bytes_max": max(run.sessions.lengths),
+            "sessions": run.sessions.count,
+        },
+        media={name: msgspec.to_builtins(pool.medium) for name, pool in run.pools.items()},
+        ceiling=run.ceilings,
+        cells=run.cells,
+        summary=summary,
+        verdicts=verdicts(summary),
+        notes=run.notes,
+    )
+
+
+def _device_note(name: str, stats: Stats) -> str:
+    refused = f"; not used: {'; '.join(stats.device_refusals)}" if stats.device_refusals else ""
+    return f"{name}: read through {stats.device}{refused}"

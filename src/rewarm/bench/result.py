@@ -1,0 +1,150 @@
+"""What a benchmark measured, as data: the shape of `rewarm bench -o`, schema 1. `docs/reference/bench.md` explains it.
+
+Names carry their units. A number that could not be had is null, never zero. Whatever a formula made says `modelled`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+SCHEMA = 1
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Nearest-rank percentiles over the requests of a wave; null where that request never got its bytes."""
+
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a wave: the full sample behind the percentiles. `ttft_s` is null when a block was missing."""
+
+    session: int
+    ttft_s: float | None
+    hits: int
+    misses: int
+
+
+class CellBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one cell: what the run claims (payload, padding, log), what the kernel counted for the process, and
+    what the block device delivered to everybody."""
+
+    payload: int
+    padding: int
+    log: int
+    kernel: int | None
+    device: int | None
+
+
+class Recompute(msgspec.Struct, frozen=True, kw_only=True):
+    """Computing the same prefixes anew on the named GPUs, one request after another from the same start."""
+
+    ttft_s: Percentiles
+    tokens_per_s: float
+    break_even_bytes_per_s: float | None
+    gpu: str
+    gpus: int
+    mfu: float
+    source: str
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One wave: `concurrency` restores started at one moment on one target. `restored_tokens_per_s` and
+    `read_bytes_per_s` divide everything that came back right by the time to the last byte of it."""
+
+    target: str
+    emulated: bool
+    concurrency: int
+    repeat: int
+    ttft_s: Percentiles
+    modelled_s: float
+    """The modelled part of every `ttft_s`: prefill of the job's new tokens. 0: `ttft_s` is measured throughout."""
+    seconds: float
+    restored_tokens_per_s: float
+    read_bytes_per_s: float
+    ceiling_share: float | None
+    cpu_s_per_gb: float | None
+    client_cpu_share: float
+    """CPU time of the client's thread over the time of the wave; near 1 the client is what was measured."""
+    hits: int
+    misses: int
+    miss_causes: dict[str, int]
+    wrong_blocks: int
+    compared: str
+    """How much of what came back was compared: `every byte`, or `8 bytes of every 4096`."""
+    cold: str
+    cold_reason: str
+    bytes: CellBytes
+    device: str
+    recompute: Recompute | None
+    requests: list[Request]
+
+
+class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
+    """Raw O_DIRECT reads of the same files in the same run, without a store. For an emulated target the smaller of
+    that and its rate."""
+
+    target: str
+    emulated: bool
+    repeat: int
+    block_bytes: int
+    in_flight_bytes: int
+    read_bytes_per_s: float
+    cpu_s_per_gb: float
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians of one target and concurrency over the repeats. `spread` is (largest - smallest) / median of the p50."""
+
+    target: str
+    emulated: bool
+    concurrency: int
+    repeats: int
+    ttft_s: Percentiles
+    restored_tokens_per_s: float
+    read_bytes_per_s: float
+    ceiling_share: float | None
+    cpu_s_per_gb: float | None
+    spread: float | None
+    misses: int
+    cold: str
+    recompute: Recompute | None
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run. `job` is the job as it was run, defaults included."""
+
+    schema: int
+    version: str
+    host: dict[str, Any]
+    seed: int
+    job: dict[str, Any]
+    sizes: dict[str, int]
+    media: dict[str, Any]
+    ceiling: list[Ceiling]
+    cells: list[Cell]
+    summary: list[Summary]
+    verdicts: list[str]
+    notes: list[str]
+
+    @property
+    def failures(self) -> list[str]:
+        """Why this result must not be believed or is bad news; empty for a clean run."""
+        return [line for cell in self.cells for line in _failures(cell)]
+
+
+def _failures(cell: Cell) -> list[str]:
+    where = f"{cell.target}, concurrency {cell.concurrency}, repeat {cell.repeat}"
+    found = []
+    if cell.cold == "failed":
+        found.append(f"{where}: not cold: {cell.cold_reason}")
+    if cell.wrong_blocks:
+        found.append(f"{where}: {cell.wrong_blocks} blocks came back with other bytes than were stored")
+    if cell.misses:
+        causes = ", ".join(f"{count} {cause}" for cause, count in cell.miss_causes.items())
+        found.append(f"{where}: {cell.misses} of {cell.hits + cell.misses} blocks missed: {causes}")
+    return found
