@@ -11,8 +11,9 @@ import pytest
 # The kit's own asserts must explain themselves like those of a test module; this has to come before its import.
 pytest.register_assert_rewrite("rewarm.testing.kit", "rewarm.testing.machine")
 
+from rewarm.testing.faulty import FaultyDevice  # noqa: E402
 from rewarm.testing.kit import StoreTests  # noqa: E402
 from rewarm.testing.machine import StoreMachine  # noqa: E402
 from rewarm.testing.payload import make_keys, payload  # noqa: E402
 
-__all__ = ["StoreMachine", "StoreTests", "make_keys", "payload"]
+__all__ = ["FaultyDevice", "StoreMachine", "StoreTests", "make_keys", "payload"]
