@@ -116,7 +116,7 @@ class AioDevice(BatchDevice):
         found, self._found = self._found, []
         return np.concatenate(found) if found else None
 
-    def _step(self, need: int, left_s: float | None) -> bool:
+    def _step(self, need: int, left_s: float | None) -> None:
         with self._wake_lock:  # a wake before this line posts no polls, one after it posts as many as needed
             self._need = need = 0 if self._woken else need
         address = 0
@@ -127,16 +127,15 @@ class AioDevice(BatchDevice):
             self._getevents_number, self._context, need, len(self._events), self._events.ctypes.data, address
         )
         self._need = 0
+        if count == -errno.EINTR:
+            return
         if count < 0:
-            if count == -errno.EINTR:
-                return False
-            raise StorageError(f"aio: io_getevents: {kernel.describe(count)}")
+            raise StorageError(f"io_getevents: {kernel.describe(count)}")
         events = self._events[:count]
         events = events[events["data"] != _WAKE_TAG]
         found = np.empty(len(events), COMPLETION)
         found["tag"], found["result"] = events["data"], events["result"]
         self._found.append(found)
-        return count < need
 
     def _interrupt(self) -> None:
         posted = 0

@@ -134,10 +134,10 @@ class BatchDevice:
             if need == 0 and looked and not self._unstarted():
                 return parts
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            late = self._step(need, left)
+            self._step(need, left)
             looked = True
             got += self._gather(parts)
-            if late:
+            if deadline is not None and time.monotonic() >= deadline:
                 want = 0
 
     def _gather(self, parts: list[Completions]) -> int:
@@ -172,8 +172,8 @@ class BatchDevice:
         """Completions that are there, without waiting."""
         raise NotImplementedError
 
-    def _step(self, need: int, left_s: float | None) -> bool:
-        """Start what is unstarted and wait for `need` completions, an interrupt or `left_s`; True: the time is up."""
+    def _step(self, need: int, left_s: float | None) -> None:
+        """Start what is unstarted and wait for `need` completions, an interrupt or `left_s`; it may return early."""
         raise NotImplementedError
 
     def _unstarted(self) -> int:

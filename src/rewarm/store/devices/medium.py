@@ -115,12 +115,12 @@ def filesystem_type(directory: str) -> str:
             raise ConfigError(f"{directory} is not a directory; create it or correct the path") from error
         raise _unusable(directory, error) from error
     try:
-        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:
-            mount = next((line.split()[1] for line in lines if line.startswith("mnt_id:")), None)
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        with open(f"/proc/self/fdinfo/{fd}", "rb") as lines:
+            mount = next((line.split()[1] for line in lines if line.startswith(b"mnt_id:")), None)
+        with open("/proc/self/mountinfo", "rb") as lines:
             for line in lines:
-                if line.split(" ", 1)[0] == mount:
-                    return line.rsplit(" - ", 1)[1].split()[0]
+                if line.split(b" ", 1)[0] == mount:
+                    return os.fsdecode(line.rsplit(b" - ", 1)[1].split()[0])
     except OSError:
         pass
     finally:

@@ -69,14 +69,14 @@ class ThreadsDevice(BatchDevice):
             done, shared.done = shared.done, []
         return np.array(done, COMPLETION) if done else None
 
-    def _step(self, need: int, left_s: float | None) -> bool:
+    def _step(self, need: int, left_s: float | None) -> None:
         shared = self._shared
         if need == 0:
-            return False
+            return
         with shared.lock:
             shared.need = need
             try:
-                return not shared.ready.wait_for(lambda: len(shared.done) >= need or self._woken, left_s)
+                shared.ready.wait_for(lambda: len(shared.done) >= need or self._woken, left_s)
             finally:
                 shared.need = 0
 

@@ -112,24 +112,21 @@ class UringDevice(BatchDevice):
             found = found[~wakes]
         return found
 
-    def _step(self, need: int, left_s: float | None) -> bool:
+    def _step(self, need: int, left_s: float | None) -> None:
         self._enable()
         if need and not self._armed:
             self._ring.store(self._wake_entries)
             self._armed = True
         result = self._ring.enter(need, left_s)
-        if result >= 0 or result == -errno.EINTR:
+        if result >= 0 or result in (-errno.EINTR, -errno.ETIME):
             self._retries = 0
-            return False
-        if result == -errno.ETIME:
-            return True
-        if result == -errno.EEXIST:
+        elif result == -errno.EEXIST:
             raise MisuseError("the uring device belongs to the thread that used it first")
-        if result == -errno.EAGAIN and self._retries < _RETRIES_MAX:
+        elif result == -errno.EAGAIN and self._retries < _RETRIES_MAX:
             self._retries += 1
             time.sleep(0.001)
-            return False
-        raise StorageError(f"uring: io_uring_enter: {kernel.describe(result)}")
+        else:
+            raise StorageError(f"io_uring_enter: {kernel.describe(result)}")
 
     def _interrupt(self) -> None:
         kernel.hold_eventfd_write(self._event_fd)
