@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from rewarm.bench.cold import Counting, drop_page_cache, try_counting
 from rewarm.bench.medium import Medium, medium_of
@@ -19,10 +19,11 @@ from rewarm.bench.scratch import Scratch
 from rewarm.bench.throttle import RateLimit
 from rewarm.errors import ConfigError, StorageError
 from rewarm.store.contract import Store
-from rewarm.store.opening import open_store
+from rewarm.store.opening import open_store, parse_url
 from rewarm.units import format_size, parse_size
 from rewarm.workload.job import Target
 
+NAMESPACE = "rewarm bench"
 SPARE_SHARE = 0.25
 """A pool is made this much larger than its payload: logs, and the marks at which a store begins to evict."""
 _SPARE_BYTES = 64 << 20
@@ -40,7 +41,6 @@ class Pool:
     medium: Medium | None
     counting: Counting
     store: Store | None
-    namespace: str
 
     @property
     def device_number(self) -> tuple[int, int] | None:
@@ -62,7 +62,7 @@ class Pool:
         if self.store:
             yield self.store
             return
-        with open_store(self.url, namespace=self.namespace) as store:
+        with open_store(self.url, namespace=NAMESPACE) as store:
             yield store
 
     @contextmanager
@@ -72,7 +72,7 @@ class Pool:
             yield self.store
             return
         wrapper = RateLimit(emulated_bytes_per_s).wrap if emulated_bytes_per_s else None
-        with open_store(self.url, namespace=self.namespace, device_wrapper=wrapper) as store:
+        with open_store(self.url, namespace=NAMESPACE, device_wrapper=wrapper) as store:
             yield store
 
 
@@ -82,27 +82,21 @@ def open_pool(stack: ExitStack, name: str, target: Target, payload_bytes: int, t
     Raises `ConfigError` for a URL that cannot be measured or a capacity below what the job needs, `StorageError` when
     the medium has no room or cannot be written.
     """
-    parts = urlsplit(target.url)
-    namespace = "rewarm bench"
-    if parts.scheme == "memory":
+    location = parse_url(target.url)
+    if location.scheme == "memory":
         if target.emulated_bytes_per_s is not None:
             raise ConfigError(f"target {name!r}: memory: has no medium to emulate; give a file: URL")
-        store = stack.enter_context(open_store(target.url, namespace=namespace))
-        return Pool(target.url, None, None, _UNCOUNTED, store, namespace)
-    if parts.scheme != "file":
-        raise ConfigError(f"target {name!r}: bench measures file: and memory: URLs, got {target.url!r}")
-    if parts.netloc not in ("", "localhost"):
-        raise ConfigError(f"target {name!r}: {target.url!r} names a host; write file:///directory with three slashes")
-    directory = Path(unquote(parts.path))
+        store = stack.enter_context(open_store(target.url, namespace=NAMESPACE))
+        return Pool(target.url, None, None, _UNCOUNTED, store)
+    directory = Path(location.path)
     medium = medium_of(directory)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    options.setdefault("capacity", str(needed_bytes(payload_bytes)))
+    options = {"capacity": str(needed_bytes(payload_bytes)), **location.options}
     _check_room(name, parse_size(options["capacity"]), payload_bytes, medium)
     scratch = stack.enter_context(Scratch(directory, tell))
     folder = scratch.path / "pool"
     folder.mkdir()
     url = f"file://{quote(str(folder))}?{urlencode(options)}"
-    return Pool(url, folder, medium, try_counting(scratch.path, medium), None, namespace)
+    return Pool(url, folder, medium, try_counting(scratch.path, medium), None)
 
 
 def needed_bytes(payload_bytes: int) -> int:
