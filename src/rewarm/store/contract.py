@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -203,7 +204,9 @@ class Pin(Protocol):
 
     def __enter__(self) -> Pin: ...
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
 
 
 Buffers = Sequence[Any] | npt.NDArray[np.uint8]
@@ -253,4 +256,6 @@ class Store(Protocol):
 
     def __enter__(self) -> Store: ...
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...

@@ -192,7 +192,7 @@ def encode_segment_header(number: int, writer: bytes, pool_id: bytes) -> bytes:
     return content + digest(content)
 
 
-def segment_header_is(data: bytes, number: int, writer: bytes) -> bool:
+def segment_header_is(data: bytes | memoryview, number: int, writer: bytes) -> bool:
     """True when `data` starts with the valid header of this segment."""
     if len(data) < PAGE or digest(data[: PAGE - TRAILER_BYTES]) != data[PAGE - TRAILER_BYTES : PAGE]:
         return False

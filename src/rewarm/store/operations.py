@@ -29,10 +29,19 @@ class OperationPlan(msgspec.Struct, frozen=True, eq=False):
     """Operations that touch each block, shape (blocks,)."""
 
 
-def plan_operations(segments: Integers, offsets: Integers, addresses: Integers, lengths: Integers) -> OperationPlan:
-    """Plan requests for blocks sorted by (segment, offset), shape (blocks,) each; lengths are whole device units."""
+def plan_operations(
+    segments: Integers, offsets: Integers, addresses: Integers, lengths: Integers, *, merge: bool = True
+) -> OperationPlan:
+    """Plan requests for blocks sorted by (segment, offset), shape (blocks,) each; lengths are whole device units.
+
+    Without `merge` every block has requests of its own, so that a failed one names its block.
+    """
+    if not len(segments):
+        nothing = np.zeros(0, np.int64)
+        return OperationPlan(nothing, nothing, nothing, nothing, nothing, nothing, nothing)
     joined = (
-        (segments[1:] == segments[:-1])
+        np.bool_(merge)
+        & (segments[1:] == segments[:-1])
         & (offsets[1:] == offsets[:-1] + lengths[:-1])
         & (addresses[1:] == addresses[:-1] + lengths[:-1])
     )

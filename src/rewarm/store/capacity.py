@@ -1,0 +1,102 @@
+"""Capacity: what a pool takes on disk against what it may take, and which segments go first.
+
+Real bytes on disk are counted over all writers and namespaces, plus a floor of free space on the file system.
+Automatic eviction takes this process's own sealed segments and, on a local file system, those of writers whose process
+is gone; `evict` and `erase` take what they are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from rewarm.store.pool import FileFacts, Pool
+from rewarm.store.segments import Segment, SegmentTable
+from rewarm.store.writer import writer_is_dead
+
+HIGH_MARK = 0.95
+LOW_MARK = 0.90
+FREE_FLOOR = 0.02
+"""Share of the file system that stays free: nearly full ones get slow, and others live there too."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Bytes on disk of a pool, and what the file system has left."""
+
+    used_bytes: int
+    files: list[FileFacts]
+    free_bytes: int
+    total_bytes: int
+
+
+def measure(pool: Pool) -> Usage:
+    """List every writer's files. Raises `OSError`."""
+    files = [file for writer in pool.writer_ids() for file in pool.files(writer)]
+    free, total = pool.space()
+    return Usage(sum(file.bytes_on_disk for file in files), files, free, total)
+
+
+def excess_bytes(pool: Pool, usage: Usage, need: int) -> int:
+    """Bytes to evict before `need` more may be used: 0 below the high mark, else down to the low mark."""
+    capacity = pool.facts.capacity_bytes
+    excess = 0
+    if usage.used_bytes + need > HIGH_MARK * capacity:
+        excess = usage.used_bytes + need - int(LOW_MARK * capacity)
+    if usage.free_bytes - need < FREE_FLOOR * usage.total_bytes:
+        excess = max(excess, need + int(FREE_FLOOR * usage.total_bytes) - usage.free_bytes)
+    return min(excess, usage.used_bytes + need) if excess > 0 else 0
+
+
+def fits(pool: Pool, usage: Usage, need: int) -> bool:
+    """True when `need` more bytes keep the pool within its capacity and the file system above its floor."""
+    return (
+        usage.used_bytes + need <= pool.facts.capacity_bytes
+        and usage.free_bytes - need >= FREE_FLOOR * usage.total_bytes
+    )
+
+
+class Victims:
+    """Chooses segments to drop, oldest first by the server's time of last write."""
+
+    def __init__(self, pool: Pool, table: SegmentTable, own: Callable[[], str | None], *, local: bool) -> None:
+        self._pool = pool
+        self._table = table
+        self._own = own
+        self._local = local
+
+    def own_or_abandoned(self, usage: Usage) -> list[tuple[FileFacts, Segment]]:
+        """Sealed segments of this process, and all of writers that are dead on this machine."""
+        return self._choose(usage, others_sealed=False)
+
+    def any_sealed(self, usage: Usage) -> list[tuple[FileFacts, Segment]]:
+        """Sealed segments of anybody, and all of dead writers."""
+        return self._choose(usage, others_sealed=True)
+
+    def of_writers(self, usage: Usage, writers: Iterable[str]) -> list[tuple[FileFacts, Segment]]:
+        """Every segment of these writers."""
+        wanted = set(writers)
+        return self._named(file for file in usage.files if file.is_segment and file.writer in wanted)
+
+    def _choose(self, usage: Usage, *, others_sealed: bool) -> list[tuple[FileFacts, Segment]]:
+        own = self._own()
+        logs = {file.writer: file.name for file in usage.files if not file.is_segment}
+        dead: dict[str, bool] = {}
+        chosen = []
+        for file, segment in self._named(file for file in usage.files if file.is_segment):
+            sealed = segment.sealed_bytes is not None
+            if file.writer == own or (others_sealed and sealed):
+                take = sealed
+            elif file.writer not in logs:
+                take = False
+            else:
+                if file.writer not in dead:
+                    dead[file.writer] = self._local and writer_is_dead(self._pool, file.writer, logs[file.writer])
+                take = dead[file.writer]
+            if take and not segment.pins:
+                chosen.append((file, segment))
+        return chosen
+
+    def _named(self, files: Iterable[FileFacts]) -> list[tuple[FileFacts, Segment]]:
+        oldest = sorted(files, key=lambda file: (file.modified_s, file.writer, file.number))
+        return [(file, self._table.get(file.writer, file.number)) for file in oldest]

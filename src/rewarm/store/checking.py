@@ -1,0 +1,239 @@
+"""`check` and `inspect`: reads every log and verifies every block of a pool, whoever wrote it.
+
+What a killed process leaves behind (a torn last frame, payload that was never published) is a note: it costs a little
+space until eviction and is never served. What loses blocks is a finding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rewarm.store.buffers import aligned_region
+from rewarm.store.contract import CheckReport, Finding
+from rewarm.store.layout import PAGE, SEGMENT_GONE, Kind, digest, entry_mask, pages, segment_header_is
+from rewarm.store.log import LogReader, LogTail
+from rewarm.store.pool import FileFacts, Pool, open_regular
+from rewarm.store.tailing import read_flags
+from rewarm.store.writer import writer_is_dead
+
+Place = tuple[str, int]
+"""A segment: writer id and number."""
+
+Damage = tuple[str, int, int]
+"""A damaged copy: writer id, segment number, offset."""
+
+
+class WriterView(msgspec.Struct):
+    """What one writer's log says."""
+
+    writer: str
+    namespace: bytes = b""
+    blocks: int = 0
+    log_bytes: int = 0
+    skipped_bytes: int = 0
+    torn_tail: bool = False
+    alive: bool = False
+    entries: dict[int, list[npt.NDArray[np.void]]] = {}
+
+
+class PoolView(msgspec.Struct):
+    """Everything the logs of a pool say, and the files that are there."""
+
+    writers: list[WriterView]
+    files: dict[Place, FileFacts]
+    sealed: dict[Place, int]
+    evicted: set[Place]
+    dropped: set[Damage]
+    unreadable: list[Finding]
+
+
+def read_pool(pool: Pool, *, direct: bool, local: bool) -> PoolView:
+    """Read every log once."""
+    view = PoolView([], {}, {}, set(), set(), [])
+    reader = LogReader()
+    for writer in sorted(pool.writer_ids()):
+        files = pool.files(writer)
+        logs = [file for file in files if not file.is_segment]
+        one = WriterView(writer, entries={})
+        one.alive = bool(logs) and not (local and writer_is_dead(pool, writer, logs[0].name))
+        for file in logs:
+            _read_log(pool, file, reader, one, view, direct)
+        view.writers.append(one)
+        # Listed again after the log was read: a segment that it names was made before it named it.
+        view.files |= {(writer, file.number): file for file in pool.files(writer) if file.is_segment}
+    return view
+
+
+def _read_log(pool: Pool, file: FileFacts, reader: LogReader, one: WriterView, view: PoolView, direct: bool) -> None:
+    tail = LogTail(file.writer)
+    tail.epoch = file.number
+    path = pool.writers / file.writer / file.name
+    try:
+        descriptor = open_regular(path, read_flags(direct))
+    except OSError as error:
+        view.unreadable.append(Finding("unreadable_log", _inside(pool, path), error.strerror or str(error)))
+        return
+    try:
+        for frame in reader.frames(descriptor, tail):
+            if frame.kind == Kind.ENTRIES:
+                one.namespace = frame.namespace
+                entries = frame.entries().copy()
+                one.blocks += len(entries)
+                for number in np.unique(entries["segment"]).tolist():
+                    one.entries.setdefault(number, []).append(entries[entries["segment"] == number])
+            elif frame.kind in (Kind.SEALED, Kind.EVICTED, Kind.DROPPED):
+                _note_references(view, Kind(frame.kind), frame.references())
+    except OSError as error:
+        view.unreadable.append(Finding("unreadable_log", _inside(pool, path), error.strerror or str(error)))
+    finally:
+        os.close(descriptor)
+    one.log_bytes += file.size
+    one.skipped_bytes += tail.skipped_bytes
+    one.torn_tail |= tail.offset < file.size
+
+
+def _note_references(view: PoolView, kind: Kind, references: Iterable[tuple[bytes, int, int]]) -> None:
+    for owner, number, offset in references:
+        place = (owner.hex(), number)
+        if kind == Kind.SEALED:
+            view.sealed[place] = offset
+        elif kind == Kind.EVICTED and offset == SEGMENT_GONE:
+            view.evicted.add(place)
+        elif kind == Kind.DROPPED:
+            view.dropped.add((*place, offset))
+
+
+def check_pool(
+    pool: Pool, *, direct: bool, local: bool, drop: Callable[[list[Damage]], None] | None = None
+) -> CheckReport:
+    """Verify a pool; with `drop`, name what is damaged there and remove what nobody can need. Raises `OSError`."""
+    view = read_pool(pool, direct=direct, local=local)
+    check = _Check(pool, view, direct)
+    for one in view.writers:
+        check.writer(one)
+    check.missing_segments()
+    check.strangers(fix=drop is not None)
+    if drop and check.damage:
+        drop(check.damage)
+    if drop:
+        check.remove_orphans()
+    fixed = drop is not None
+    findings = [*view.unreadable, *(msgspec.structs.replace(f, fixed=fixed) for f in check.findings)]
+    return CheckReport(
+        not any(not f.fixed for f in findings), findings, check.notes, check.blocks, check.bytes_verified
+    )
+
+
+class _Check:
+    """One run over a pool."""
+
+    def __init__(self, pool: Pool, view: PoolView, direct: bool) -> None:
+        self._pool = pool
+        self._view = view
+        self._direct = direct
+        self._buffer = aligned_region(1 << 20)
+        self.findings: list[Finding] = []
+        self.notes: list[Finding] = []
+        self.damage: list[Damage] = []
+        self.orphans: list[Path] = []
+        self.blocks = 0
+        self.bytes_verified = 0
+
+    def writer(self, one: WriterView) -> None:
+        """Verify one writer's log and segments."""
+        where = f"writers/{one.writer}"
+        if one.skipped_bytes:
+            self.findings.append(Finding("damaged_log", where, f"{one.skipped_bytes} bytes of the log are not frames"))
+        if one.torn_tail and not one.alive:
+            self.notes.append(Finding("torn_tail", where, "the writer ended while it wrote its last frame"))
+        for place, file in self._view.files.items():
+            if place[0] == one.writer:
+                self._segment(place, file, one)
+
+    def _segment(self, place: Place, file: FileFacts, one: WriterView) -> None:
+        path = self._pool.writers / place[0] / file.name
+        where = _inside(self._pool, path)
+        batches = one.entries.get(place[1], [])
+        if place in self._view.evicted:
+            self.notes.append(Finding("evicted_left", where, "announced as evicted and still there"))
+            return
+        if not batches and not one.alive:
+            self.notes.append(Finding("orphan_segment", where, "no published block lies in it, and its writer is gone"))
+            self.orphans.append(path)
+            return
+        try:
+            descriptor = open_regular(path, read_flags(self._direct))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.findings.append(Finding("unreadable_segment", where, error.strerror or str(error)))
+            return
+        try:
+            if not segment_header_is(self._read(descriptor, 0, PAGE), place[1], bytes.fromhex(place[0])):
+                self.notes.append(Finding("damaged_header", where, "the first page is not this segment's header"))
+            for entries in batches:
+                self._entries(descriptor, place, where, entries)
+        finally:
+            os.close(descriptor)
+
+    def _entries(self, descriptor: int, place: Place, where: str, entries: npt.NDArray[np.void]) -> None:
+        good = entry_mask(entries)
+        for entry, allowed in zip(entries, good.tolist(), strict=True):
+            offset, length = int(entry["offset"]), int(entry["length"])
+            if (*place, offset) in self._view.dropped:
+                continue
+            if not allowed:
+                self.findings.append(Finding("impossible_entry", where, f"offset {offset}, length {length}"))
+                continue
+            try:
+                content = self._read(descriptor, offset, length)
+            except OSError as error:
+                self.findings.append(Finding("unreadable_block", f"{where}@{offset}", error.strerror or str(error)))
+                continue
+            if len(content) == length and digest(content) == entry["checksum"].tobytes():
+                self.blocks += 1
+                self.bytes_verified += length
+                continue
+            what = "checksum differs" if len(content) == length else f"only {len(content)} of {length} bytes"
+            self.findings.append(Finding("damaged_block", f"{where}@{offset}", what))
+            self.damage.append((*place, offset))
+
+    def _read(self, descriptor: int, offset: int, length: int) -> memoryview:
+        if pages(length) > len(self._buffer):
+            self._buffer = aligned_region(pages(length))
+        count = os.preadv(descriptor, [self._buffer.data[: pages(length)]], offset)
+        return self._buffer.data[: min(count, length)]
+
+    def missing_segments(self) -> None:
+        """Segments that a log names, that nobody announced as evicted, and that are not there."""
+        for one in self._view.writers:
+            for number, batches in one.entries.items():
+                place = (one.writer, number)
+                if place not in self._view.files and place not in self._view.evicted:
+                    count = sum(len(entries) for entries in batches)
+                    where = f"writers/{one.writer}/{number:08d}.seg"
+                    self.notes.append(Finding("missing_segment", where, f"{count} blocks lay in it; they are misses"))
+
+    def strangers(self, *, fix: bool) -> None:
+        """Names that are not of this format are left alone, always."""
+        known = {"pool.json", "namespaces", "writers"}
+        for entry in os.scandir(self._pool.root):
+            if entry.name not in known and not entry.name.startswith(".tmp-"):
+                self.notes.append(Finding("unknown_name", entry.name, "not of this format; left alone"))
+
+    def remove_orphans(self) -> None:
+        """Give back the space of segments that no entry names and no process fills."""
+        for path in self.orphans:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _inside(pool: Pool, path: Path) -> str:
+    return str(path.relative_to(pool.root))

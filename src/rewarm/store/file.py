@@ -1,0 +1,421 @@
+"""The store on a directory: segments and logs of many writers, one index, one read loop, one write loop, one poller.
+
+Any process may open the directory; each appends to files of its own and reads everybody's (docs/reference/format-1.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rewarm.errors import MisuseError, StorageError
+from rewarm.store.buffers import borrow, sizes_of
+from rewarm.store.checking import Damage, check_pool
+from rewarm.store.contract import (
+    SAVE_QUEUE_BYTES,
+    Buffers,
+    CheckReport,
+    Outcome,
+    Presence,
+    Stats,
+    check_keys,
+    resolve_namespace,
+)
+from rewarm.store.devices.base import Device
+from rewarm.store.devices.select import Choice
+from rewarm.store.eviction import Evictor
+from rewarm.store.index import NO_ROW, Index, Places
+from rewarm.store.pool import Pool
+from rewarm.store.reading import ReadLoop
+from rewarm.store.requests import LoadJob
+from rewarm.store.saving import Command, Group, SaveJob
+from rewarm.store.segments import FileCache, Segment, SegmentTable
+from rewarm.store.tailing import Tailer, forget_segments, read_flags
+from rewarm.store.transfer import BatchTransfer, Counters, settled_transfer
+from rewarm.store.writer import Writer
+from rewarm.store.writing import WriteLoop
+
+NETWORK_VISIBILITY_S = 60.0
+"""Longest time that a network mount with default timeouts hides a new name (NFS: acdirmax)."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a URL may say about a file store beside its directory."""
+
+    access: Literal["private", "group"] | None = None
+    device: str = "auto"
+    poll_s: float = 1.0
+    io_deadline_s: float = 30.0
+    close_timeout_s: float = 30.0
+    save_queue_bytes: int = SAVE_QUEUE_BYTES
+    bounce: Literal["auto", "always"] = "auto"
+
+
+Wrap = Callable[[Device], Device]
+
+
+class FileStore:
+    """A `Store` on a pool directory. Made by `rewarm.open`."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        choice: Choice,
+        settings: Settings,
+        namespace: object,
+        *,
+        wrap_reads: Wrap = lambda device: device,
+        wrap_writes: Wrap = lambda device: device,
+    ) -> None:
+        self.pool = pool
+        self.choice = choice
+        self.settings = settings
+        self.namespace, self._description = resolve_namespace(namespace)
+        self.index = Index()
+        self.segments = SegmentTable(pool)
+        self.files = FileCache(read_flags(choice.direct))
+        self.lock = threading.RLock()
+        self.counters = Counters()
+        self.alignment = choice.alignment if choice.direct else 1
+        self.sync_first = choice.network or not choice.direct
+        self.always_bounce = settings.bounce == "always" or choice.network
+        self.io_deadline_s = settings.io_deadline_s
+        self._pid = os.getpid()
+        self._closed = False
+        self._reads = ReadLoop(self, wrap_reads(choice.open()))
+        self._writes = WriteLoop(self, wrap_writes(choice.open()))
+        self._tailer = Tailer(self, self._own_segment_evicted)
+        self._evictor = Evictor(self, self._tailer, self._writes, local=not choice.network)
+        self._drops: list[tuple[Segment, int]] = []
+        self._stop_polling = threading.Event()
+        self._poller = threading.Thread(target=self._poll, name="rewarm-poll", daemon=True)
+        try:
+            self.refresh()
+            self._evictor.measure()
+        except OSError as error:
+            raise StorageError(f"cannot read {pool.root}: {error.strerror}") from error
+        self._poller.start()
+
+    # The data path.
+
+    def lookup(self, keys: Sequence[bytes]) -> Presence:
+        """Which keys are held. Reads memory only: never blocks on I/O."""
+        self._usable()
+        return Presence.of(self.index.contains(keys))
+
+    def __contains__(self, key: bytes) -> bool:
+        self._usable()
+        return self.index.has(key)
+
+    def load(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
+        """Read blocks into the caller's writable buffers. A buffer of another size than the block is `wrong_size`."""
+        self._usable()
+        check_keys(keys)
+        borrowed = borrow(buffers, len(keys), writable=True)
+        transfer = BatchTransfer(len(keys), self.counters, loading=True, wake=self._reads.wake)
+        with self.lock:
+            places = self.index.places(keys)
+        held = places.row != NO_ROW
+        fits = places.length == borrowed.lengths
+        transfer.settle(np.flatnonzero(~held), Outcome.MISSING)
+        transfer.settle(np.flatnonzero(held & ~fits), Outcome.WRONG_SIZE)
+        wanted = np.flatnonzero(held & fits)
+        if not len(wanted):
+            transfer.release()
+            return transfer
+        self.counters.add(borrowed_bytes=int(borrowed.lengths.sum()))
+        if not self._reads.put(LoadJob(transfer, list(keys), borrowed, places, wanted)):
+            self.counters.add(borrowed_bytes=-int(borrowed.lengths.sum()))
+            transfer.settle(wanted, Outcome.LOST_MEDIUM)
+            transfer.release()
+        return transfer
+
+    def save(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
+        """Queue blocks for writing. True in `wait` means published, or already there; over budget is refused."""
+        self._usable()
+        check_keys(keys)
+        sizes = sizes_of(buffers, len(keys))
+        total = sum(sizes)
+        if not total:
+            return settled_transfer(0, Outcome.ALREADY, self.counters, loading=False)
+        count = self._within_budget(sizes, total)
+        transfer = BatchTransfer(len(keys), self.counters, loading=False, wake=self._writes.wake)
+        transfer.settle(range(count, len(keys)), Outcome.REFUSED_BUDGET)
+        job = SaveJob(transfer, keys[:count], lambda: borrow(buffers[:count], count, writable=False))
+        job.queued_bytes = sum(sizes[:count])
+        self.counters.add(borrowed_bytes=job.queued_bytes)
+        if not count or not self._writes.put(job):
+            self.counters.add(queued_bytes=-job.queued_bytes, borrowed_bytes=-job.queued_bytes)
+            transfer.settle(range(count), Outcome.LOST_MEDIUM)
+            transfer.release()
+        return transfer
+
+    def _within_budget(self, sizes: list[int], total: int) -> int:
+        """How many blocks from the front the save queue takes now; their bytes are reserved."""
+        limit = self.settings.save_queue_bytes
+        if self.counters.reserve(total, limit):
+            return len(sizes)
+        for count, size in enumerate(sizes):
+            if not self.counters.reserve(size, limit):
+                return count
+        return len(sizes)
+
+    # Keeping and dropping.
+
+    def pin(self, keys: Sequence[bytes]) -> SegmentPin:
+        """Keep this handle from evicting the segments of these keys until the pin is released."""
+        self._usable()
+        check_keys(keys)
+        with self.lock:
+            places = self.index.places(keys)
+            mask = places.row != NO_ROW
+            segments = [self.segments[slot] for slot in np.unique(places.segment[mask]).tolist()]
+            for segment in segments:
+                segment.pins += 1
+        return SegmentPin(mask, segments, self.lock)
+
+    def evict(self, to_bytes: int) -> int:
+        """Drop whole sealed segments, oldest first, until at most `to_bytes` are used; returns bytes freed."""
+        if to_bytes < 0:
+            raise MisuseError(f"to_bytes must not be negative, got {to_bytes}")
+        self.refresh()
+        return self._command(lambda: self._evictor.evict_to(to_bytes), drained=False)
+
+    def erase(self) -> int:
+        """Remove every block of this handle's namespace, whoever wrote it; returns bytes freed."""
+        self.refresh()
+        return self._command(self._evictor.erase, drained=True)
+
+    def flush(self) -> None:
+        """Wait until everything saved so far is published and synced to the medium."""
+        self._command(self._writes.flush, drained=True)
+        self._evictor.measure()
+
+    def check(self, *, fix: bool = False) -> CheckReport:
+        """Verify every file and block of the pool; with `fix` repair or remove what is damaged."""
+        self._usable()
+        try:
+            report = check_pool(
+                self.pool,
+                direct=self.choice.direct,
+                local=not self.choice.network,
+                drop=self._drop_damage if fix else None,
+            )
+        except OSError as error:
+            raise StorageError(f"cannot check {self.pool.root}: {error.strerror}") from error
+        if fix:
+            self._tailer.restart()
+            self.refresh()
+        return report
+
+    def refresh(self) -> None:
+        """Read what other writers have published since the last poll; returns when it is visible to `lookup`."""
+        self._usable()
+        self._tailer.refresh()
+
+    def register(self, arena: Any) -> int:
+        """Announce memory that many buffers will come from; returns the bytes registered (0: no effect yet)."""
+        self._usable()
+        memoryview(arena)
+        return 0
+
+    def stats(self) -> Stats:
+        """Counters since open."""
+        counters = self.counters
+        loops = [loop.broken for loop in (self._reads, self._writes) if loop.broken]
+        unreadable = self._tailer.unreadable_logs
+        notes = [*loops, *([f"{unreadable} logs could not be read"] if unreadable else [])]
+        return Stats(
+            device=self.choice.name,
+            device_refusals=list(self.choice.refusals),
+            hits=counters.hits,
+            misses=counters.misses(),
+            stored=counters.saved(Outcome.STORED),
+            already=counters.saved(Outcome.ALREADY),
+            refused=counters.refused(),
+            bytes_read=counters.bytes_read,
+            bytes_written=counters.bytes_written,
+            bytes_padding=counters.bytes_padding,
+            bytes_log=counters.bytes_log,
+            unreleased_bytes=counters.borrowed_bytes,
+            queued_bytes=counters.queued_bytes,
+            capacity_bytes=self.pool.facts.capacity_bytes,
+            used_bytes=self._evictor.used_bytes,
+            blocks=len(self.index),
+            visibility_bound_s=self.settings.poll_s + (NETWORK_VISIBILITY_S if self.choice.network else 0.0),
+            evicted_segments=counters.evicted_segments,
+            evicted_bytes=counters.evicted_bytes,
+            notes=["register has no effect yet", *notes],
+        )
+
+    # Life.
+
+    def close(self) -> None:
+        """Finish queued saves within a bounded time, stop threads, give the medium back. Idempotent."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._stop_polling.set()
+        deadline_s = time.monotonic() + self.settings.close_timeout_s
+        self._writes.stop(self.settings.close_timeout_s)
+        self._reads.cancel_all()
+        self._reads.stop(max(deadline_s - time.monotonic(), 1.0))
+        if self._poller.is_alive() and self._poller is not threading.current_thread():
+            self._poller.join(max(deadline_s - time.monotonic(), 1.0))
+        self.files.close()
+
+    def __enter__(self) -> FileStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What the loops ask of their store.
+
+    def path_of(self, slot: int) -> Path:
+        """Path of a segment."""
+        return self.segments[slot].path
+
+    def holds(self, key: bytes) -> bool:
+        """True when the key is published."""
+        return self.index.has(key)
+
+    def next_place(self, key: bytes, slot: int, offset: int, outcome: Outcome, attempt: int) -> Places | None:
+        """Where to read a block after its `attempt`-th failure, at this place; None where there is no copy left.
+
+        A damaged copy is forgotten, and named in the log if its segment is sealed, so that it does not come back. A
+        medium that fails keeps its copies: it may recover.
+        """
+        segment = self.segments[slot]
+        own = self._writes.writer is not None and segment.writer == self._writes.writer.id
+        if outcome is Outcome.CORRUPT and attempt == 1 and segment.sealed_bytes is None and not own:
+            self._tailer.refresh()
+            return self._first_place(key)
+        with self.lock:
+            if outcome is Outcome.MISSING:
+                forget_segments(self, [segment])
+                self._tailer.suspect(segment.writer)
+            elif outcome is Outcome.CORRUPT:
+                self.index.remove_copy(key, slot, offset)
+                if segment.sealed_bytes is not None:
+                    self._drops.append((segment, offset))
+            else:
+                return self._other_place(key, slot, offset)
+        if outcome is Outcome.CORRUPT and self._writes.writer is not None:
+            self._writes.put(Command(self._write_drops, drained=False))
+        return self._first_place(key)
+
+    def _first_place(self, key: bytes) -> Places | None:
+        with self.lock:
+            places = self.index.places([key])
+        return None if places.row[0] == NO_ROW else places
+
+    def _other_place(self, key: bytes, slot: int, offset: int) -> Places | None:
+        places = self.index.places([key])
+        row = int(places.row[0])
+        if row != NO_ROW and (places.segment[0], places.offset[0]) == (slot, offset):
+            row = self.index.second(key, row)
+        return None if row == NO_ROW else self.index.places_of(np.array([row]))
+
+    def new_writer(self) -> Writer:
+        """Make this handle's writer. Raises `OSError`."""
+        writer = Writer(self.pool, self.segments, self.namespace, self._description, direct=self.choice.direct)
+        self._tailer.own_writers.add(writer.id)
+        return writer
+
+    def make_room(self, need: int, *, full: bool = False) -> bool:
+        """Evict until `need` bytes fit; `full` when the medium itself said so. Raises `OSError`."""
+        return self._evictor.make_room(need, full=full)
+
+    def published(self, group: Group) -> None:
+        """Put a group's blocks into the index."""
+        lengths = group.job.borrowed.lengths[group.blocks].astype(np.uint32)
+        keys = [group.job.keys[block] for block in group.blocks]
+        checksums = np.frombuffer(b"".join(group.checksums), "V16")
+        slots = np.full(len(keys), group.target.segment.slot, np.int64)
+        with self.lock:
+            if not group.target.segment.gone:
+                self.index.add(keys, slots, np.array(group.offsets, np.uint64), lengths, checksums)
+
+    def _write_drops(self) -> int:
+        with self.lock:
+            drops, self._drops = self._drops, []
+        return self._evictor.announce_drops(drops)
+
+    def _drop_damage(self, damage: list[Damage]) -> None:
+        with self.lock:
+            for writer, number, offset in damage:
+                segment = self.segments.get(writer, number)
+                segment.dropped.add(offset)
+                self.index.remove_place(segment.slot, offset)
+                self._drops.append((segment, offset))
+        self._command(self._write_drops, drained=False)
+
+    def _own_segment_evicted(self, segment: Segment) -> None:
+        """Somebody removed a segment of ours: if it is the open one, go on in another."""
+
+        def roll() -> int:
+            if self._writes.target is not None and self._writes.target.segment is segment:
+                self._writes.abandon_target()
+            return 0
+
+        self._writes.put(Command(roll, drained=False))
+
+    def _command(self, action: Callable[[], int], *, drained: bool) -> int:
+        self._usable()
+        command = Command(action, drained=drained)
+        if not self._writes.put(command):
+            raise StorageError(f"{self.pool.root}: {self._writes.broken or 'the store is closing'}")
+        try:
+            return command.future.result()
+        except OSError as error:
+            raise StorageError(f"{self.pool.root}: {error.strerror or error}") from error
+
+    def _poll(self) -> None:
+        while not self._stop_polling.wait(self.settings.poll_s):
+            # A directory that cannot be listed now is tried again at the next poll; loads report what they meet.
+            with contextlib.suppress(OSError, MisuseError):
+                self._tailer.refresh()
+                self._evictor.measure_if_cheap()
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise MisuseError("the store is closed")
+        if os.getpid() != self._pid:
+            raise MisuseError("the store was opened before a fork; open it again in the child")
+
+
+class SegmentPin:
+    """Blocks that this handle will not evict until `release()`."""
+
+    def __init__(self, mask: npt.NDArray[np.bool_], segments: list[Segment], lock: threading.RLock) -> None:
+        self.mask = mask
+        self._segments = segments
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let go; calling it twice is harmless."""
+        with self._lock:
+            for segment in self._segments:
+                segment.pins -= 1
+            self._segments = []
+
+    def __enter__(self) -> SegmentPin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

@@ -1,0 +1,156 @@
+"""The skeleton of both I/O loops: one thread that owns one device, takes jobs, and never dies silently."""
+
+from __future__ import annotations
+
+import abc
+import threading
+import time
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from rewarm.errors import StorageError
+from rewarm.store.contract import Outcome
+from rewarm.store.devices.base import Completions, Device, Operations
+
+TICK_S = 0.05
+"""Longest wait before the loop looks at deadlines."""
+
+WAKE_SHARE = 4
+"""With many requests in flight, wake for a quarter of them at once: fewer wake-ups, and the queue never runs dry."""
+
+IN_FLIGHT_BYTES = 64 << 20
+"""Bytes in flight: enough for a drive's longest queue at 1 MiB each, little enough to cancel quickly."""
+
+Job = TypeVar("Job")
+
+
+class IoLoop(abc.ABC, Generic[Job]):
+    """Runs `accept`, `send`, `complete`, `tidy` in its own thread, started with the first job."""
+
+    thread_name = "rewarm-io"
+
+    def __init__(self, device: Device, io_deadline_s: float) -> None:
+        self._device = device
+        self.io_deadline_s = io_deadline_s
+        self.broken: str | None = None
+        self._inbox: list[Job] = []
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._progress_s = 0.0
+        self._bytes_in_flight = 0
+
+    @abc.abstractmethod
+    def accept(self, job: Job) -> None:
+        """Take a new job."""
+
+    @abc.abstractmethod
+    def send(self) -> None:
+        """Fill the device."""
+
+    @abc.abstractmethod
+    def complete(self, completions: Completions) -> None:
+        """Take completions."""
+
+    @abc.abstractmethod
+    def tidy(self, now_s: float) -> None:
+        """Deadlines, and whatever is due; called every turn."""
+
+    @abc.abstractmethod
+    def give_up(self, outcome: Outcome) -> None:
+        """Every block without a verdict gets this one."""
+
+    @abc.abstractmethod
+    def idle(self) -> bool:
+        """True when no job is left."""
+
+    def finish(self) -> None:
+        """Called in the thread when it ends in good order."""
+
+    def put(self, job: Job) -> bool:
+        """Hand over a job; False when the loop is stopping or broken."""
+        with self._lock:
+            if self._stopping or self.broken:
+                return False
+            self._inbox.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self.thread_name, daemon=True)
+                self._thread.start()
+        self._device.wake()
+        return True
+
+    def wake(self) -> None:
+        """Have the loop look at its jobs now."""
+        self._device.wake()
+
+    def stop(self, timeout_s: float) -> bool:
+        """End when the jobs are done, seconds; False when the thread had to be left behind with I/O in flight."""
+        with self._lock:
+            self._stopping = True
+            thread = self._thread
+        if thread is None:
+            self._device.close()
+            return True
+        self._device.wake()
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _submit_some(self, operations: Operations) -> int:
+        """Submit as many of these, in order, as depth and bytes in flight allow; returns how many."""
+        free = self._device.depth - self._device.in_flight()
+        budget = max(IN_FLIGHT_BYTES - self._bytes_in_flight, 0)
+        count = int(np.searchsorted(np.cumsum(operations["length"][:free]), budget, "right"))
+        if not count and not self._bytes_in_flight:
+            count = min(1, free)
+        if count:
+            self._bytes_in_flight += int(operations["length"][:count].sum())
+            self._device.submit(operations[:count])
+        return count
+
+    def _left(self, operations: Operations) -> None:
+        """Book operations that came back."""
+        self._bytes_in_flight -= int(operations["length"].sum())
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            self.finish()
+        except (StorageError, OSError) as error:
+            self._break(f"{self.thread_name}: {error}")
+        self._device.close()
+
+    def _turn(self) -> bool:
+        with self._lock:
+            jobs, self._inbox = self._inbox, []
+            stopping = self._stopping
+        for job in jobs:
+            self.accept(job)
+        if not self._device.in_flight():
+            self._progress_s = time.monotonic()
+        self.send()
+        in_flight = self._device.in_flight()
+        if not in_flight:
+            self.tidy(time.monotonic())
+            if stopping and self.idle():
+                return False
+        quiet = not in_flight and self.idle()
+        completions = self._device.reap(max(1, in_flight // WAKE_SHARE), None if quiet else TICK_S)
+        now_s = time.monotonic()
+        if len(completions) or not in_flight:
+            self._progress_s = now_s
+            self.complete(completions)
+        elif now_s - self._progress_s > self.io_deadline_s:
+            self.give_up(Outcome.TIMED_OUT)
+        self.tidy(now_s)
+        return True
+
+    def _break(self, why: str) -> None:
+        """The device is unusable: say so, and answer everything that waits or comes."""
+        with self._lock:
+            self.broken = why
+            jobs, self._inbox = self._inbox, []
+        for job in jobs:
+            self.accept(job)
+        self.give_up(Outcome.LOST_MEDIUM)

@@ -1,0 +1,138 @@
+"""From a URL to a store: parsing, did-you-mean, and the one place that knows every kind of store."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+
+from rewarm.errors import ConfigError, StorageError
+from rewarm.store.contract import Store
+from rewarm.store.devices.base import Device
+from rewarm.store.devices.select import choose_device
+from rewarm.store.file import FileStore, Settings
+from rewarm.store.memory import MemoryStore
+from rewarm.store.pool import Pool, read_facts
+from rewarm.units import parse_duration, parse_size
+
+SCHEMES = ("memory", "file")
+FILE_OPTIONS = ("capacity", "access", "device", "poll", "io_deadline", "close_timeout", "save_queue", "bounce")
+MEMORY_OPTIONS = ("capacity",)
+
+
+class Location(msgspec.Struct, frozen=True):
+    """A URL taken apart; `path` is a directory (file) or the pool's name (memory)."""
+
+    scheme: str
+    path: str
+    options: dict[str, str]
+
+
+def parse_url(url: str | os.PathLike[str]) -> Location:
+    """Take a store URL apart. A plain path is a `file:` URL. Raises `ConfigError` with what is allowed."""
+    text = os.fspath(url)
+    if not text:
+        raise ConfigError("the URL of the store is empty; for example file:///mnt/nvme0/kv?capacity=2TiB")
+    if text.startswith(("/", "./", "../", "~")) or text in (".", ".."):
+        path, _, query = text.partition("?")
+        return Location("file", str(Path(path).expanduser().absolute()), _options(query, text, FILE_OPTIONS))
+    parts = urlsplit(text)
+    if parts.scheme not in SCHEMES:
+        near = difflib.get_close_matches(parts.scheme, SCHEMES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; one of {', '.join(SCHEMES)}"
+        raise ConfigError(f"unknown scheme {parts.scheme!r} in {text!r}{hint}")
+    if parts.fragment:
+        raise ConfigError(f"{text!r} has a fragment; write '#' in a path as %23")
+    if parts.scheme == "memory":
+        return Location("memory", unquote(parts.path), _options(parts.query, text, MEMORY_OPTIONS))
+    if parts.netloc or not parts.path.startswith("/"):
+        raise ConfigError(f"{text!r} names no absolute directory; write file:///dir, with three slashes")
+    return Location("file", unquote(parts.path), _options(parts.query, text, FILE_OPTIONS))
+
+
+def _options(query: str, url: str, allowed: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise ConfigError(f"cannot read the options of {url!r}: {error}") from None
+    for name, value in pairs:
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; one of {', '.join(allowed)}"
+            raise ConfigError(f"unknown option {name!r} in {url}{hint}")
+        if name in found:
+            raise ConfigError(f"option {name!r} stands twice in {url}")
+        found[name] = value
+    return found
+
+
+def _choice(options: dict[str, str], name: str, allowed: tuple[str, ...]) -> str | None:
+    value = options.get(name)
+    if value is not None and value not in allowed:
+        raise ConfigError(f"{name}={value} is not known; one of {', '.join(allowed)}")
+    return value
+
+
+def _settings(options: dict[str, str]) -> Settings:
+    def seconds(name: str, default: float) -> float:
+        value = parse_duration(options[name]) if name in options else default
+        if not 0 < value <= 86400:
+            raise ConfigError(f"{name}={options[name]} must lie above 0 and at most a day")
+        return value
+
+    default = Settings()
+    return Settings(
+        access=cast(Literal["private", "group"] | None, _choice(options, "access", ("private", "group"))),
+        device=options.get("device", default.device),
+        poll_s=seconds("poll", default.poll_s),
+        io_deadline_s=seconds("io_deadline", default.io_deadline_s),
+        close_timeout_s=seconds("close_timeout", default.close_timeout_s),
+        save_queue_bytes=parse_size(options["save_queue"]) if "save_queue" in options else default.save_queue_bytes,
+        bounce=cast(Literal["auto", "always"], _choice(options, "bounce", ("auto", "always")) or default.bounce),
+    )
+
+
+def open_store(
+    url: str | os.PathLike[str],
+    *,
+    namespace: object = None,
+    capacity: int | str | None = None,
+    device_wrapper: Callable[[Device], Device] | None = None,
+    write_device_wrapper: Callable[[Device], Device] | None = None,
+) -> Store:
+    """Open a store by its URL: `file:///dir?capacity=2TiB` or `memory:`.
+
+    `namespace` is bytes, str or an object with `digest` and `describe()`; blocks of other namespaces are never seen.
+    `capacity` may stand here instead of in the URL. The wrappers go around the devices that read and write: throttles
+    and faults. Raises `ConfigError` (URL, options, directory missing, contradictions) and `StorageError` (no
+    permission, no space, the medium fails).
+    """
+    location = parse_url(url)
+    wanted = location.options.get("capacity")
+    if wanted is not None and capacity is not None:
+        raise ConfigError(f"capacity stands both in {url} and as an argument; give it once")
+    given = capacity if wanted is None else wanted
+    size = None if given is None else parse_size(given)
+    if location.scheme == "memory":
+        return MemoryStore(namespace, name=location.path or None, capacity_bytes=size)
+    settings = _settings(location.options)
+    root = Path(location.path)
+    writable = os.access(root, os.W_OK | os.X_OK)
+    if not writable and root.is_dir() and read_facts(root) is None:
+        raise StorageError(f"no permission to write in {root}; the first open makes the pool there")
+    pool = Pool.open(root, capacity=size, access=settings.access)
+    choice = choose_device(root, prefer=settings.device, writable=writable, sample=root / "pool.json")
+    return FileStore(
+        pool,
+        choice,
+        settings,
+        namespace,
+        wrap_reads=device_wrapper or (lambda device: device),
+        wrap_writes=write_device_wrapper or (lambda device: device),
+    )

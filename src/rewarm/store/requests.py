@@ -1,0 +1,95 @@
+"""Load requests inside the read loop: a job is one `load`, a window is some of its blocks with their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rewarm.store.buffers import Borrowed
+from rewarm.store.contract import Outcome
+from rewarm.store.index import Places
+from rewarm.store.operations import OperationPlan
+from rewarm.store.transfer import BatchTransfer
+
+WINDOW_BLOCKS = 1024
+WINDOW_BYTES = 64 << 20
+"""Blocks planned at a time: planning is spread over many, and one request cannot take all bounce memory."""
+
+
+class LoadJob:
+    """One `load` under way. Arrays have shape (blocks of the transfer,); `wanted` are the positions to read."""
+
+    def __init__(
+        self,
+        transfer: BatchTransfer,
+        keys: Sequence[bytes],
+        borrowed: Borrowed,
+        places: Places,
+        wanted: npt.NDArray[np.int64],
+    ) -> None:
+        self.transfer = transfer
+        self.keys = keys
+        self.borrowed = borrowed
+        self.slot, self.offset, self.checksum = places.segment, places.offset, places.checksum
+        self.attempts = bytearray(len(keys))
+        self.order = wanted[np.lexsort((self.offset[wanted], self.slot[wanted]))]
+        self.cursor = 0
+        self.again: list[int] = []
+        self.windows = 0
+        self.queued = True
+        self.released = False
+
+    def exhausted(self) -> bool:
+        """True when nothing is left to plan."""
+        return self.transfer.done() or (self.cursor >= len(self.order) and not self.again)
+
+    def take(self) -> tuple[npt.NDArray[np.int64], bool]:
+        """Next blocks to plan, and whether they may be merged: those that failed once are read alone."""
+        if self.again:
+            blocks = np.array(self.again[:WINDOW_BLOCKS], np.int64)
+            del self.again[:WINDOW_BLOCKS]
+            return blocks, False
+        blocks = self.order[self.cursor : self.cursor + WINDOW_BLOCKS]
+        fits = np.searchsorted(np.cumsum(self.borrowed.lengths[blocks]), WINDOW_BYTES, "right")
+        blocks = blocks[: max(int(fits), 1)]
+        self.cursor += len(blocks)
+        return blocks, True
+
+    def give_back(self, blocks: npt.NDArray[np.int64], merge: bool) -> None:
+        """Undo the end of a `take`."""
+        if merge:
+            self.cursor -= len(blocks)
+        else:
+            self.again[:0] = blocks.tolist()
+
+
+class Window:
+    """Some blocks of a job and their requests; block numbers inside are positions in `blocks`."""
+
+    def __init__(
+        self,
+        number: int,
+        job: LoadJob,
+        blocks: npt.NDArray[np.int64],
+        regions: dict[int, npt.NDArray[np.uint8]],
+    ) -> None:
+        self.number = number
+        self.job = job
+        self.blocks = blocks.tolist()
+        self.regions = regions
+        self.paths: list[Path] = []
+        self.plan: OperationPlan
+        self.operations: npt.NDArray[np.void]
+        self.remaining: list[int] = []
+        self.failed: dict[int, Outcome | None] = {}
+        self.sent = 0
+        self.in_flight = 0
+        self.submitted_s = 0.0
+        self.expired = False
+
+    def over(self) -> bool:
+        """True when nothing of it is in the kernel or will go there."""
+        return not self.in_flight and (self.sent == len(self.operations) or self.job.transfer.done())

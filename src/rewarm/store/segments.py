@@ -1,0 +1,119 @@
+"""What is known of other files than the index: the table of segments, and a bounded cache of open descriptors."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from rewarm.store.pool import Pool, open_regular
+
+OPEN_FILES_MAX = 256
+"""Descriptors kept open: below the usual soft limit of 1,024 per process, which belongs to the host application."""
+
+
+class Segment:
+    """One segment of any writer. `slot` is its number in this handle's table; fields change under the store's lock."""
+
+    __slots__ = ("bytes_used", "dropped", "gone", "number", "path", "pins", "sealed_bytes", "slot", "writer")
+
+    def __init__(self, slot: int, writer: str, number: int, path: Path) -> None:
+        self.slot = slot
+        self.writer = writer
+        self.number = number
+        self.path = path
+        self.sealed_bytes: int | None = None
+        self.gone = False
+        self.pins = 0
+        self.dropped: set[int] = set()
+
+
+class SegmentTable:
+    """Segments by (writer, number) and by slot. Changed under the store's lock."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._by_name: dict[tuple[str, int], Segment] = {}
+        self._slots: list[Segment] = []
+
+    def get(self, writer: str, number: int) -> Segment:
+        """The segment of that name, known from now on."""
+        name = (writer, number)
+        segment = self._by_name.get(name)
+        if segment is None:
+            path = self._pool.writers / writer / f"{number:08d}.seg"
+            segment = Segment(len(self._slots), writer, number, path)
+            self._by_name[name] = segment
+            self._slots.append(segment)
+        return segment
+
+    def __getitem__(self, slot: int) -> Segment:
+        return self._slots[slot]
+
+    def of_writer(self, writer: str) -> list[Segment]:
+        """Segments of one writer that are not gone."""
+        return [segment for segment in self._slots if segment.writer == writer and not segment.gone]
+
+
+class FileCache:
+    """Descriptors of files that are read, opened on first use, the longest unused closed first."""
+
+    def __init__(self, flags: int, limit: int = OPEN_FILES_MAX, opener: Callable[[Path, int], int] = open_regular):
+        self._flags = flags
+        self._limit = limit
+        self._opener = opener
+        self._open: OrderedDict[Path, int] = OrderedDict()
+        self._pins: dict[Path, int] = {}
+        self._doomed: set[Path] = set()
+        self._lock = threading.Lock()
+
+    def acquire(self, path: Path) -> int:
+        """Descriptor of a file, not closed before `release`. Raises `OSError`."""
+        with self._lock:
+            descriptor = self._open.get(path)
+            if descriptor is not None:
+                self._open.move_to_end(path)
+                self._pins[path] = self._pins.get(path, 0) + 1
+                return descriptor
+        descriptor = self._opener(path, self._flags)
+        with self._lock:
+            if path in self._open:
+                os.close(descriptor)
+                descriptor = self._open[path]
+            self._open[path] = descriptor
+            self._pins[path] = self._pins.get(path, 0) + 1
+            self._trim()
+        return descriptor
+
+    def release(self, path: Path) -> None:
+        """End one `acquire`."""
+        with self._lock:
+            self._pins[path] -= 1
+            if not self._pins[path]:
+                del self._pins[path]
+                if path in self._doomed:
+                    self._doomed.discard(path)
+                    os.close(self._open.pop(path))
+
+    def forget(self, path: Path) -> None:
+        """Close a file that is gone, at once or with its last reader."""
+        with self._lock:
+            if path in self._pins:
+                self._doomed.add(path)
+            elif path in self._open:
+                os.close(self._open.pop(path))
+
+    def close(self) -> None:
+        """Close everything that no request is using."""
+        with self._lock:
+            for path in [path for path in self._open if path not in self._pins]:
+                os.close(self._open.pop(path))
+
+    def _trim(self) -> None:
+        excess = len(self._open) - self._limit
+        if excess > 0:
+            idle = [path for path in self._open if path not in self._pins][:excess]
+            for path in idle:
+                os.close(self._open.pop(path))

@@ -1,0 +1,176 @@
+"""Tailing: what other writers published becomes visible here.
+
+Each pass lists the writers, reads every other writer's log past the known offset and applies the frames to the index.
+A damaged or vanished log costs its own entries only; it never raises to the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from rewarm.store.index import Index
+from rewarm.store.layout import SEGMENT_GONE, Frame, Kind, entry_mask
+from rewarm.store.log import LogReader, LogTail
+from rewarm.store.pool import Pool
+from rewarm.store.segments import FileCache, Segment, SegmentTable
+from rewarm.store.transfer import Counters
+
+
+class Shared(Protocol):
+    """What the parts of one open file store share."""
+
+    pool: Pool
+    namespace: bytes
+    index: Index
+    segments: SegmentTable
+    files: FileCache
+    lock: threading.RLock
+    counters: Counters
+
+
+class Tailer:
+    """Applies other writers' logs to the index; `refresh` may be called from any thread."""
+
+    def __init__(self, shared: Shared, on_own_eviction: Callable[[Segment], None]) -> None:
+        self._shared = shared
+        self._on_own_eviction = on_own_eviction
+        self._tails: dict[str, LogTail] = {}
+        self._reader = LogReader()
+        self._lock = threading.Lock()
+        self._suspects: set[str] = set()
+        self.own_writers: set[str] = set()
+        self.unreadable_logs = 0
+
+    def refresh(self) -> None:
+        """Read everything new once. I/O errors leave a log for the next pass, and are counted."""
+        with self._lock:
+            present = self._shared.pool.writer_ids()
+            for writer in set(self._tails) - set(present):
+                self._forget_writer(writer)
+            while self._suspects:
+                if tail := self._tails.get(self._suspects.pop()):
+                    tail.rewind()
+            unreadable = 0
+            for writer in present:
+                if writer not in self.own_writers:
+                    unreadable += not self._read(self._tails.setdefault(writer, LogTail(writer)))
+            self.unreadable_logs = unreadable
+
+    def restart(self) -> None:
+        """Read every log from its beginning at the next pass."""
+        with self._lock:
+            for tail in self._tails.values():
+                tail.rewind()
+
+    def suspect(self, writer: str) -> None:
+        """A file of this writer was not found: read its log again, and look what is there, at the next pass."""
+        self._suspects.add(writer)
+
+    def writers_of(self, namespace: bytes) -> set[str]:
+        """Other writers known to serve a namespace."""
+        with self._lock:
+            return {tail.writer for tail in self._tails.values() if tail.namespace == namespace}
+
+    def _read(self, tail: LogTail) -> bool:
+        path = self._shared.pool.writers / tail.writer / f"{tail.epoch:08d}.log"
+        try:
+            descriptor = self._shared.files.acquire(path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        try:
+            for frame in self._reader.frames(descriptor, tail):
+                self._apply(frame, tail)
+        except OSError:
+            return False
+        finally:
+            self._shared.files.release(path)
+            self._shared.counters.add(bytes_log=self._reader.take_bytes())
+        if not tail.listed and tail.sequence:
+            self._forget_missing_segments(tail)
+        return True
+
+    def _apply(self, frame: Frame, tail: LogTail) -> None:
+        if frame.kind == Kind.ENTRIES:
+            tail.namespace = frame.namespace
+            if frame.namespace == self._shared.namespace:
+                self.add_entries(frame, tail.writer)
+            return
+        if frame.kind not in (Kind.SEALED, Kind.EVICTED, Kind.DROPPED):
+            return
+        for owner, number, offset in frame.references():
+            with self._shared.lock:
+                segment = self._shared.segments.get(owner.hex(), number)
+                self._apply_reference(Kind(frame.kind), segment, offset)
+
+    def _apply_reference(self, kind: Kind, segment: Segment, offset: int) -> None:
+        if kind == Kind.SEALED:
+            segment.sealed_bytes = offset
+        elif kind == Kind.DROPPED:
+            segment.dropped.add(offset)
+            self._shared.index.remove_place(segment.slot, offset)
+        elif offset == SEGMENT_GONE and not segment.gone:
+            own = segment.writer in self.own_writers
+            remove_segments(self._shared, [segment])
+            if own:
+                self._on_own_eviction(segment)
+
+    def add_entries(self, frame: Frame, writer: str) -> None:
+        """Take the entries of one frame of this namespace."""
+        entries = frame.entries()
+        mask = entry_mask(entries)
+        numbers, place = np.unique(entries["segment"], return_inverse=True)
+        with self._shared.lock:
+            known = [self._shared.segments.get(writer, number) for number in numbers.tolist()]
+            for i, segment in enumerate(known):
+                if segment.gone:
+                    mask &= place != i
+                if segment.dropped:
+                    mask &= ~((place == i) & np.isin(entries["offset"], np.array(list(segment.dropped), np.uint64)))
+            slots = np.array([segment.slot for segment in known], np.int64)[place]
+            if not mask.all():
+                entries, slots = entries[mask], slots[mask]
+            self._shared.index.add(
+                entries["key"].tolist(), slots, entries["offset"], entries["length"], entries["checksum"]
+            )
+
+    def _forget_missing_segments(self, tail: LogTail) -> None:
+        """After a log was read the first time: segments that are not there any more. Listed after, never before."""
+        present = {file.number for file in self._shared.pool.files(tail.writer) if file.is_segment}
+        with self._shared.lock:
+            missing = [s for s in self._shared.segments.of_writer(tail.writer) if s.number not in present]
+            remove_segments(self._shared, missing)
+        tail.listed = True
+
+    def _forget_writer(self, writer: str) -> None:
+        with self._shared.lock:
+            remove_segments(self._shared, self._shared.segments.of_writer(writer))
+        self._shared.files.forget(self._shared.pool.writers / writer / f"{self._tails[writer].epoch:08d}.log")
+        del self._tails[writer]
+
+
+def forget_segments(shared: Shared, segments: list[Segment]) -> None:
+    """Take segments out of the index, and close their files."""
+    with shared.lock:
+        shared.index.remove_segments([segment.slot for segment in segments])
+    for segment in segments:
+        shared.files.forget(segment.path)
+
+
+def remove_segments(shared: Shared, segments: list[Segment]) -> None:
+    """Forget segments for good: names are never used again, so nothing said of them later counts."""
+    with shared.lock:
+        for segment in segments:
+            segment.gone = True
+    forget_segments(shared, segments)
+
+
+def read_flags(direct: bool) -> int:
+    """Flags with which segments and logs are opened for reading."""
+    return os.O_RDONLY | (os.O_DIRECT if direct else 0)
