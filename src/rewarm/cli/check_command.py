@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 from rich.console import Console
 
-import rewarm
 from rewarm.cli import exits
 from rewarm.cli.output import Output, output_options
 from rewarm.cli.parameters import STORE_URL
+from rewarm.cli.pools import open_pool
 from rewarm.cli.render import print_table
 from rewarm.store.contract import CheckReport
 from rewarm.units import format_size
@@ -20,7 +20,7 @@ from rewarm.units import format_size
 @output_options
 def command(output: Output, url: str, fix: bool) -> None:
     """Verify every file and block of the pool at URL. Exit code 1 when something is left that loses data or space."""
-    with rewarm.open(url) as store:
+    with open_pool(url) as store:
         before = store.stats()
         with output.progress(
             "repairing" if fix else "checking",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 import msgspec
 
-import rewarm
 from rewarm.cli import exits
 from rewarm.cli.output import Output, output_options
 from rewarm.cli.parameters import STORE_URL
+from rewarm.cli.pools import open_pool
 from rewarm.cli.render import print_struct
 from rewarm.errors import ConfigError
 from rewarm.store.contract import Stats
@@ -31,7 +31,7 @@ class Evicted(msgspec.Struct, frozen=True):
 def command(output: Output, url: str, target: str) -> None:
     """Drop whole segments of the pool at URL, oldest first. Exit code 1 when it still takes more than asked for."""
     parse_size_or_share(target, 0)  # a slip of the pen shows before anything is opened
-    with rewarm.open(url) as store:
+    with open_pool(url) as store:
         before = store.stats()
         to_bytes = parse_size_or_share(target, before.capacity_bytes)
         excess = max(before.used_bytes - to_bytes, 0)
