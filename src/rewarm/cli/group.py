@@ -16,6 +16,7 @@ from rewarm.cli import exits
 from rewarm.errors import RewarmError
 
 VERBS = {
+    "bench": "Measure cold recovery on one or more stores, beside recompute.",
     "trace": "What a trace asks for, and what a cache of each size would hit.",
     "geometry": "KV bytes per token, per rank and per request of a model.",
     "inspect": "Show what a pool holds, without changing it.",
