@@ -19,7 +19,7 @@ import numpy as np
 from rewarm.errors import StorageError
 from rewarm.store.devices import kernel
 from rewarm.store.devices.base import COMPLETION, SYNC, Completions, Operations
-from rewarm.store.devices.batch import BatchDevice
+from rewarm.store.devices.batch import BatchDevice, Mask
 from rewarm.store.devices.threads import execute
 
 _IOCB = np.dtype(
@@ -78,17 +78,15 @@ class AioDevice(BatchDevice):
         self._refused: list[tuple[int, int]] = []
         self._found: list[Completions] = []
 
-    def _start(self, operations: Operations) -> None:
+    def _start(self, operations: Operations, syncs: Mask | None) -> None:
         blocks = self._blocks[: len(operations)]
-        opcodes = operations["opcode"]
         blocks["data"] = operations["tag"]
-        blocks["opcode"] = _OPCODES[opcodes]
+        blocks["opcode"] = _OPCODES[operations["opcode"]]
         blocks["fd"] = operations["fd"]
         blocks["address"] = operations["address"]
         blocks["length"] = operations["length"]
         blocks["offset"] = operations["offset"]
-        syncs = opcodes == SYNC
-        if syncs.any():
+        if syncs is not None:
             for field in ("address", "length", "offset"):
                 blocks[field][syncs] = 0
         started, count = 0, len(operations)

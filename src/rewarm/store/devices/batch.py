@@ -13,6 +13,7 @@ import time
 import weakref
 
 import numpy as np
+import numpy.typing as npt
 
 from rewarm.errors import ConfigError, MisuseError
 from rewarm.store.devices.base import COMPLETION, LENGTH_MAX, OPERATION, SYNC, Completions, Operations
@@ -22,6 +23,12 @@ DEPTH_MAX = 16384
 
 CLOSE_WAIT_S = 5.0
 """How long `close` waits for a call in another thread (one that hangs in the kernel) before it leaves it behind."""
+
+TAG_MAX = 2**63 - 1
+
+Mask = npt.NDArray[np.bool_]
+
+_maximum = np.maximum.reduce  # half the cost of ndarray.max on a short array
 
 _NOTHING = np.empty(0, COMPLETION)
 
@@ -59,8 +66,7 @@ class BatchDevice:
         with self._owner:
             self._check_usable()
             if len(operations):
-                self._check_batch(operations)
-                self._start(operations)
+                self._start(operations, self._check_batch(operations))
                 self._in_flight += len(operations)
 
     def reap(self, minimum: int = 1, timeout_s: float | None = None) -> Completions:
@@ -110,19 +116,24 @@ class BatchDevice:
         if self._ended:
             raise MisuseError(f"the {self.name} device {self._ended}; open the store again")
 
-    def _check_batch(self, operations: Operations) -> None:
+    def _check_batch(self, operations: Operations) -> Mask | None:
+        """Raise `MisuseError` unless the batch is sound; returns the mask of its syncs, None if there are none."""
         if operations.dtype != OPERATION or operations.ndim != 1:
             raise MisuseError(f"operations must be a 1-d array of OPERATION, got {operations.dtype} {operations.shape}")
         room = self.depth - self._in_flight
         if len(operations) > room:
             raise MisuseError(f"{len(operations)} operations submitted to the {self.name} device with room for {room}")
         opcodes = operations["opcode"]
-        if opcodes.max() > SYNC:
-            raise MisuseError(f"unknown opcode {opcodes.max()}; READ, WRITE or SYNC")
-        if operations["tag"].max() >> np.uint64(63):
+        highest = _maximum(opcodes)
+        if highest > SYNC:
+            raise MisuseError(f"unknown opcode {highest}; READ, WRITE or SYNC")
+        if int(_maximum(operations["tag"])) > TAG_MAX:
             raise MisuseError("tags must be below 2**63")
-        if (operations["length"][opcodes != SYNC] > LENGTH_MAX).any():
+        syncs = opcodes == SYNC if highest == SYNC else None
+        lengths = operations["length"] if syncs is None else operations["length"][~syncs]
+        if len(lengths) and _maximum(lengths) > LENGTH_MAX:
             raise MisuseError(f"an operation moves at most {LENGTH_MAX} bytes; split larger ones")
+        return syncs
 
     def _wait(self, want: int, deadline: float | None) -> list[Completions]:
         """The loop behind `reap`: collect, then let the rung wait for what is missing, until done, woken or late."""
@@ -164,8 +175,8 @@ class BatchDevice:
         """Create what the rung needs. Raises `StorageError` where the machine refuses it."""
         raise NotImplementedError
 
-    def _start(self, operations: Operations) -> None:
-        """Take a checked, non-empty batch."""
+    def _start(self, operations: Operations, syncs: Mask | None) -> None:
+        """Take a checked, non-empty batch; `syncs` masks its syncs, None where there are none."""
         raise NotImplementedError
 
     def _collect(self) -> Completions | None:

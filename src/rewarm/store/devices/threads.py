@@ -17,7 +17,7 @@ import numpy as np
 
 from rewarm.errors import StorageError
 from rewarm.store.devices.base import COMPLETION, READ, SYNC, Completions, Operations
-from rewarm.store.devices.batch import BatchDevice
+from rewarm.store.devices.batch import BatchDevice, Mask
 
 WORKERS = 16
 
@@ -46,7 +46,7 @@ class ThreadsDevice(BatchDevice):
         self._started = 0
         self._shared = _Shared(self._workers)
 
-    def _start(self, operations: Operations) -> None:
+    def _start(self, operations: Operations, syncs: Mask | None) -> None:
         self._start_workers(min(self._workers, self._in_flight + len(operations)))
         with self._shared.lock:
             self._shared.queue.extend(operations.tolist())

@@ -20,8 +20,8 @@ import numpy as np
 
 from rewarm.errors import MisuseError, StorageError
 from rewarm.store.devices import kernel
-from rewarm.store.devices.base import SYNC, Completions, Operations
-from rewarm.store.devices.batch import BatchDevice
+from rewarm.store.devices.base import Completions, Operations
+from rewarm.store.devices.batch import BatchDevice, Mask
 from rewarm.store.devices.ring import SQE, Ring
 
 _OP_FSYNC = 3
@@ -80,19 +80,17 @@ class UringDevice(BatchDevice):
             self._ring.enable()
             self._enabled = True
 
-    def _start(self, operations: Operations) -> None:
+    def _start(self, operations: Operations, syncs: Mask | None) -> None:
         self._enable()
         entries = self._entries[: len(operations)]
-        opcodes = operations["opcode"]
-        entries["opcode"] = _OPCODES[opcodes]
+        entries["opcode"] = _OPCODES[operations["opcode"]]
         entries["fd"] = operations["fd"]
         entries["offset"] = operations["offset"]
         entries["address"] = operations["address"]
         entries["length"] = operations["length"]
         entries["op_flags"] = 0
         entries["user_data"] = operations["tag"]
-        syncs = opcodes == SYNC
-        if syncs.any():  # for fsync, offset and length would be a range, and an address is refused
+        if syncs is not None:  # for fsync, offset and length would be a range, and an address is refused
             entries["op_flags"][syncs] = _FSYNC_DATASYNC
             for field in ("offset", "address", "length"):
                 entries[field][syncs] = 0
@@ -105,12 +103,12 @@ class UringDevice(BatchDevice):
         found = self._ring.collect()
         if found is None:
             return None
-        wakes = found["tag"] >= _WAKE_TAG
-        if wakes.any():
-            # The end of the pair may come later: it then breaks one wait early, which the loop in `reap` continues.
-            self._armed = self._armed and not (found["tag"] == _WAKE_TAG).any()
-            found = found[~wakes]
-        return found
+        tags = found["tag"]
+        if int(np.maximum.reduce(tags)) < _WAKE_TAG:
+            return found
+        # The end of the pair may come later: it then breaks one wait early, which the loop in `reap` continues.
+        self._armed = self._armed and not (tags == _WAKE_TAG).any()
+        return found[tags < _WAKE_TAG]
 
     def _step(self, need: int, left_s: float | None) -> None:
         self._enable()
