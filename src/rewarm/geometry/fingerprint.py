@@ -118,6 +118,6 @@ def _indexed_files(index: Path) -> list[str]:
         raise ConfigError(f"{index}: weight_map must map names of tensors to names of files")
     names = sorted(set(weights.values()))
     for name in names:
-        if not name or Path(name).name != name or "\0" in name:
+        if name in ("", "..") or Path(name).name != name or "\0" in name:
             raise ConfigError(f"{index}: {name!r} is no file beside it")
     return names
