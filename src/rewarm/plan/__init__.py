@@ -1,0 +1,1 @@
+"""The planner: recompute, local drive or array, and how many. Opens no file, prints nothing."""
