@@ -17,9 +17,19 @@ import numpy.typing as npt
 
 from rewarm.store.buffers import aligned_region
 from rewarm.store.contract import CheckReport, Finding
-from rewarm.store.layout import PAGE, SEGMENT_GONE, Kind, digest, entry_mask, pages, segment_header_is
+from rewarm.store.layout import (
+    FORMAT,
+    PAGE,
+    SEGMENT_GONE,
+    Kind,
+    decode_frame,
+    digest,
+    entry_mask,
+    pages,
+    segment_header_is,
+)
 from rewarm.store.log import LogReader, LogTail
-from rewarm.store.pool import FileFacts, Pool, open_regular
+from rewarm.store.pool import WRITERS, FileFacts, Pool, PoolFacts, host_id, open_regular
 from rewarm.store.tailing import read_flags
 from rewarm.store.writer import writer_is_dead
 
@@ -111,11 +121,19 @@ def _note_references(view: PoolView, kind: Kind, references: Iterable[tuple[byte
 
 
 def check_pool(
-    pool: Pool, *, direct: bool, local: bool, drop: Callable[[list[Damage]], None] | None = None
+    pool: Pool,
+    *,
+    direct: bool,
+    local: bool,
+    drop: Callable[[list[Damage]], None] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> CheckReport:
-    """Verify a pool; with `drop`, name what is damaged there and remove what nobody can need. Raises `OSError`."""
+    """Verify a pool; with `drop`, name what is damaged there and remove what nobody can need. Raises `OSError`.
+
+    `progress` is told bytes of payload as they are read.
+    """
     view = read_pool(pool, direct=direct, local=local)
-    check = _Check(pool, view, direct)
+    check = _Check(pool, view, direct, progress)
     for one in view.writers:
         check.writer(one)
     check.missing_segments()
@@ -134,7 +152,8 @@ def check_pool(
 class _Check:
     """One run over a pool."""
 
-    def __init__(self, pool: Pool, view: PoolView, direct: bool) -> None:
+    def __init__(self, pool: Pool, view: PoolView, direct: bool, progress: Callable[[int], None]) -> None:
+        self._progress = progress
         self._pool = pool
         self._view = view
         self._direct = direct
@@ -209,6 +228,7 @@ class _Check:
         if pages(length) > len(self._buffer):
             self._buffer = aligned_region(pages(length))
         count = os.preadv(descriptor, [self._buffer.data[: pages(length)]], offset)
+        self._progress(min(count, length))
         return self._buffer.data[: min(count, length)]
 
     def missing_segments(self) -> None:
@@ -237,3 +257,21 @@ class _Check:
 
 def _inside(pool: Pool, path: Path) -> str:
     return str(path.relative_to(pool.root))
+
+
+def rebuild_facts(root: Path) -> PoolFacts | None:
+    """What `pool.json` must have said, from the OPEN frames of the logs; None where no log has one, or two disagree."""
+    found: set[tuple[bytes, int, int]] = set()
+    for path in sorted((root / WRITERS).glob("*/*.log")):
+        with contextlib.suppress(OSError):
+            descriptor = open_regular(path, os.O_RDONLY)
+            try:
+                frame = decode_frame(memoryview(os.pread(descriptor, PAGE, 0)))
+            finally:
+                os.close(descriptor)
+            if frame and frame.kind == Kind.OPEN:
+                found.add(frame.opening())
+    if len(found) != 1:
+        return None
+    pool_id, capacity, segment = found.pop()
+    return PoolFacts(FORMAT, pool_id.hex(), capacity, segment, host=host_id())

@@ -12,17 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from rewarm.errors import MisuseError, StorageError
 from rewarm.store.buffers import borrow, sizes_of
 from rewarm.store.checking import Damage, check_pool
 from rewarm.store.contract import (
-    SAVE_QUEUE_BYTES,
     Buffers,
     CheckReport,
     Outcome,
@@ -39,27 +36,12 @@ from rewarm.store.pool import Pool
 from rewarm.store.reading import ReadLoop
 from rewarm.store.requests import LoadJob
 from rewarm.store.saving import Command, Group, SaveJob
-from rewarm.store.segments import FileCache, Segment, SegmentTable
+from rewarm.store.segments import FileCache, Segment, SegmentPin, SegmentTable
+from rewarm.store.settings import Settings, visibility_bound_s
 from rewarm.store.tailing import Tailer, forget_segments, read_flags
 from rewarm.store.transfer import BatchTransfer, Counters, settled_transfer
 from rewarm.store.writer import Writer
 from rewarm.store.writing import WriteLoop
-
-NETWORK_VISIBILITY_S = 60.0
-"""Longest time that a network mount with default timeouts hides a new name (NFS: acdirmax)."""
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a URL may say about a file store beside its directory."""
-
-    access: Literal["private", "group"] | None = None
-    device: str = "auto"
-    poll_s: float = 1.0
-    io_deadline_s: float = 30.0
-    close_timeout_s: float = 30.0
-    save_queue_bytes: int = SAVE_QUEUE_BYTES
-    bounce: Literal["auto", "always"] = "auto"
-
 
 Wrap = Callable[[Device], Device]
 
@@ -210,6 +192,7 @@ class FileStore:
                 direct=self.choice.direct,
                 local=not self.choice.network,
                 drop=self._drop_damage if fix else None,
+                progress=lambda count: self.counters.add(bytes_read=count),
             )
         except OSError as error:
             raise StorageError(f"cannot check {self.pool.root}: {error.strerror}") from error
@@ -252,7 +235,7 @@ class FileStore:
             capacity_bytes=self.pool.facts.capacity_bytes,
             used_bytes=self._evictor.used_bytes,
             blocks=len(self.index),
-            visibility_bound_s=self.settings.poll_s + (NETWORK_VISIBILITY_S if self.choice.network else 0.0),
+            visibility_bound_s=visibility_bound_s(self.choice, self.settings.poll_s),
             evicted_segments=counters.evicted_segments,
             evicted_bytes=counters.evicted_bytes,
             notes=["register has no effect yet", *notes],
@@ -395,27 +378,3 @@ class FileStore:
             raise MisuseError("the store is closed")
         if os.getpid() != self._pid:
             raise MisuseError("the store was opened before a fork; open it again in the child")
-
-
-class SegmentPin:
-    """Blocks that this handle will not evict until `release()`."""
-
-    def __init__(self, mask: npt.NDArray[np.bool_], segments: list[Segment], lock: threading.RLock) -> None:
-        self.mask = mask
-        self._segments = segments
-        self._lock = lock
-
-    def release(self) -> None:
-        """Let go; calling it twice is harmless."""
-        with self._lock:
-            for segment in self._segments:
-                segment.pins -= 1
-            self._segments = []
-
-    def __enter__(self) -> SegmentPin:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()

@@ -245,7 +245,8 @@ class MemoryStore:
 
     def _over(self, outcomes: list[Outcome], *, loading: bool) -> BatchTransfer:
         transfer = BatchTransfer(len(outcomes), self._counters, loading=loading)
-        transfer.settle(range(len(outcomes)), outcomes)
+        for block, outcome in enumerate(outcomes):
+            transfer.settle([block], outcome)
         transfer.release()
         return transfer
 

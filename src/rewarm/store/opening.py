@@ -11,13 +11,15 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
-from rewarm.errors import ConfigError, StorageError
+from rewarm.errors import ConfigError, FormatError, StorageError
+from rewarm.store.checking import rebuild_facts
 from rewarm.store.contract import Store
 from rewarm.store.devices.base import Device
 from rewarm.store.devices.select import choose_device
-from rewarm.store.file import FileStore, Settings
+from rewarm.store.file import FileStore
 from rewarm.store.memory import MemoryStore
-from rewarm.store.pool import Pool, read_facts
+from rewarm.store.pool import POOL_FILE, WRITERS, Pool, read_facts, replace_facts
+from rewarm.store.settings import Settings
 from rewarm.units import parse_duration, parse_size
 
 SCHEMES = ("memory", "file")
@@ -136,3 +138,24 @@ def open_store(
         wrap_reads=device_wrapper or (lambda device: device),
         wrap_writes=write_device_wrapper or (lambda device: device),
     )
+
+
+def repair_pool_file(url: str | os.PathLike[str]) -> bool:
+    """Rebuild a damaged or lost `pool.json` from the logs; False where it needs no repair, or is of no file store.
+
+    Raises `FormatError` when the logs do not say what the pool was.
+    """
+    location = parse_url(url)
+    if location.scheme != "file":
+        return False
+    root = Path(location.path)
+    try:
+        if read_facts(root) is not None or not (root / WRITERS).is_dir():
+            return False
+    except FormatError:
+        pass
+    facts = rebuild_facts(root)
+    if facts is None:
+        raise FormatError(f"{root / POOL_FILE} cannot be rebuilt: no log in {root / WRITERS} says what the pool was")
+    replace_facts(root, facts)
+    return True

@@ -221,6 +221,17 @@ def encode_facts(facts: PoolFacts) -> bytes:
     return msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n"
 
 
+def replace_facts(root: Path, facts: PoolFacts) -> None:
+    """Put a rebuilt `pool.json` in place of a damaged one, which is kept beside it. Raises `StorageError`."""
+    path = root / POOL_FILE
+    try:
+        if path.exists():
+            os.rename(path, root / f".tmp-{uuid.uuid4().hex}")
+    except OSError as error:
+        raise StorageError(f"cannot move {path} away: {os.strerror(error.errno or 0)}") from error
+    _publish(path, encode_facts(facts), 0o660 if facts.access == "group" else 0o600)
+
+
 def _create(root: Path, capacity: int, access: Literal["private", "group"]) -> PoolFacts:
     if capacity < CAPACITY_BYTES_MIN:
         raise ConfigError(f"capacity={capacity} is too small; at least {format_size(CAPACITY_BYTES_MIN)}")

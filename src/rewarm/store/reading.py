@@ -266,10 +266,13 @@ class ReadLoop(IoLoop[LoadJob]):
                 self._again(job, block)
             else:
                 self._failed(job, block, outcome)
-        if hits:
-            job.transfer.settle(hits, Outcome.HIT)
         if padding:
             self._side.counters.add(bytes_read=-padding, bytes_padding=padding)
+        if hits:
+            ending = job.windows == 1 and window.over() and job.planned()
+            if ending:
+                self._let_go(job)
+            job.transfer.settle(hits, Outcome.HIT, releasing=ending)
 
     def _failed(self, job: LoadJob, block: int, outcome: Outcome) -> None:
         """Read a block elsewhere, or give its verdict."""
@@ -317,9 +320,12 @@ class ReadLoop(IoLoop[LoadJob]):
 
     def _release(self, job: LoadJob) -> None:
         if not job.released:
-            job.released = True
-            self._side.counters.add(borrowed_bytes=-int(job.borrowed.lengths.sum()))
+            self._let_go(job)
             job.transfer.release()
+
+    def _let_go(self, job: LoadJob) -> None:
+        job.released = True
+        self._side.counters.add(borrowed_bytes=-int(job.borrowed.lengths.sum()))
 
 
 def outcome_of(result: int) -> Outcome:

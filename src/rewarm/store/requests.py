@@ -42,9 +42,13 @@ class LoadJob:
         self.queued = True
         self.released = False
 
+    def planned(self) -> bool:
+        """True when every block was planned."""
+        return self.cursor >= len(self.order) and not self.again
+
     def exhausted(self) -> bool:
         """True when nothing is left to plan."""
-        return self.transfer.done() or (self.cursor >= len(self.order) and not self.again)
+        return self.transfer.done() or self.planned()
 
     def take(self) -> tuple[npt.NDArray[np.int64], bool]:
         """Next blocks to plan, and whether they may be merged: those that failed once are read alone."""

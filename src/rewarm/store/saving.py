@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,8 @@ from rewarm.store.buffers import Borrowed, address_of
 from rewarm.store.devices.base import OPERATION, WRITE
 from rewarm.store.layout import PAGE, digest, entry_dtype, pages
 from rewarm.store.operations import plan_operations
-from rewarm.store.transfer import BatchTransfer
-from rewarm.store.writer import OpenSegment
+from rewarm.store.transfer import BatchTransfer, Counters
+from rewarm.store.writer import OpenSegment, Writer
 
 GROUP_BLOCKS = 1024
 GROUP_BYTES = 16 << 20
@@ -124,3 +125,24 @@ class Group:
             entries["checksum"] = np.frombuffer(b"".join(self.checksums[i] for i in positions), "V16")
             batches.append((positions, entries))
         return batches
+
+
+class WriteSide(Protocol):
+    """What the loop needs of its store."""
+
+    counters: Counters
+    alignment: int
+    sync_first: bool
+    io_deadline_s: float
+
+    def holds(self, key: bytes) -> bool:
+        """True when the key is published."""
+
+    def new_writer(self) -> Writer:
+        """Make this handle's writer. Raises `OSError`."""
+
+    def make_room(self, need: int, *, full: bool = False) -> bool:
+        """Evict until `need` bytes fit; `full` when the medium itself said so. Raises `OSError`."""
+
+    def published(self, group: Group) -> None:
+        """Put a group's blocks into the index."""

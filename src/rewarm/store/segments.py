@@ -7,6 +7,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
 
 from rewarm.store.pool import Pool, open_regular
 
@@ -117,3 +121,27 @@ class FileCache:
             idle = [path for path in self._open if path not in self._pins][:excess]
             for path in idle:
                 os.close(self._open.pop(path))
+
+
+class SegmentPin:
+    """Blocks that this handle will not evict until `release()`."""
+
+    def __init__(self, mask: npt.NDArray[np.bool_], segments: list[Segment], lock: threading.RLock) -> None:
+        self.mask = mask
+        self._segments = segments
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let go; calling it twice is harmless."""
+        with self._lock:
+            for segment in self._segments:
+                segment.pins -= 1
+            self._segments = []
+
+    def __enter__(self) -> SegmentPin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -131,18 +130,20 @@ class BatchTransfer:
                 self._eventfd = os.eventfd(1 if self.done() else 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             return self._eventfd
 
-    def settle(self, blocks: Sequence[int] | npt.NDArray[np.int64], outcomes: Sequence[Outcome] | Outcome) -> None:
-        """Give verdicts to blocks that have none yet; one outcome for all, or one each. For the I/O loops."""
+    def settle(
+        self, blocks: Sequence[int] | npt.NDArray[np.int64], outcome: Outcome, *, releasing: bool = False
+    ) -> None:
+        """Give a verdict to blocks that have none yet. For the I/O loops.
+
+        With `releasing` these are the last, and the memory is the caller's again with their verdicts.
+        """
         where = np.asarray(blocks, np.int64)
-        codes = np.empty(len(where), np.uint8)
-        codes[:] = CODE[outcomes] if isinstance(outcomes, Outcome) else [CODE[outcome] for outcome in outcomes]
         with self._condition:
-            fresh = self._codes[where] == PENDING
-            if not fresh.all():
-                where, codes = where[fresh], codes[fresh]
+            where = where[self._codes[where] == PENDING]
+            self._released |= releasing
             if len(where):
-                self._codes[where] = codes
-                self._verdicts_given(codes)
+                self._codes[where] = CODE[outcome]
+                self._verdicts_given(self._codes[where])
 
     def release(self) -> None:
         """Give the memory back: nothing of this transfer is in the kernel. Blocks without a verdict are cancelled."""
@@ -184,8 +185,3 @@ def settled_transfer(count: int, outcome: Outcome, counters: Counters, *, loadin
     transfer.settle(np.arange(count), outcome)
     transfer.release()
     return transfer
-
-
-def deadline_after(timeout: float | None) -> float | None:
-    """Monotonic time in seconds at which a timeout ends."""
-    return None if timeout is None else time.monotonic() + timeout

@@ -12,7 +12,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -21,35 +20,13 @@ from rewarm.store.contract import Outcome
 from rewarm.store.devices.base import OPERATION, SYNC, Completions, Device
 from rewarm.store.layout import Kind
 from rewarm.store.loop import IoLoop
-from rewarm.store.saving import GROUP_BLOCKS, GROUP_BYTES, TAG_SHIFT, Command, Group, SaveJob
-from rewarm.store.transfer import Counters
+from rewarm.store.saving import GROUP_BLOCKS, GROUP_BYTES, TAG_SHIFT, Command, Group, SaveJob, WriteSide
 from rewarm.store.writer import OpenSegment, Writer
 
 SYNC_BYTES = 64 << 20
 """Payload after which a sync is started: bounds what a power loss costs, at a few percent of the bandwidth."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class WriteSide(Protocol):
-    """What the loop needs of its store."""
-
-    counters: Counters
-    alignment: int
-    sync_first: bool
-    io_deadline_s: float
-
-    def holds(self, key: bytes) -> bool:
-        """True when the key is published."""
-
-    def new_writer(self) -> Writer:
-        """Make this handle's writer. Raises `OSError`."""
-
-    def make_room(self, need: int, *, full: bool = False) -> bool:
-        """Evict until `need` bytes fit; `full` when the medium itself said so. Raises `OSError`."""
-
-    def published(self, group: Group) -> None:
-        """Put a group's blocks into the index."""
 
 
 class WriteLoop(IoLoop[SaveJob | Command]):

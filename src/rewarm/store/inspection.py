@@ -1,0 +1,132 @@
+"""`inspect`: what is in a pool, from its logs and files alone. Leaves nothing behind and reads no payload."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from rewarm.errors import ConfigError, StorageError
+from rewarm.store import capacity
+from rewarm.store.checking import PoolView, WriterView, read_pool
+from rewarm.store.devices.select import Choice, choose_device
+from rewarm.store.opening import parse_url
+from rewarm.store.pool import NAMESPACES, Pool, read_facts
+from rewarm.store.settings import Settings, visibility_bound_s
+
+
+class NamespaceFacts(msgspec.Struct, frozen=True):
+    """One namespace of a pool: `blocks` counts published copies, evicted ones not."""
+
+    digest: str
+    describe: str
+    writers: int
+    blocks: int
+
+
+class WriterFacts(msgspec.Struct, frozen=True):
+    """One writer of a pool; `alive` says whether a process of this machine holds it."""
+
+    writer: str
+    namespace: str
+    alive: bool
+    blocks: int
+    segments: int
+    sealed_segments: int
+    bytes_on_disk: int
+    log_bytes: int
+
+
+class Inspection(msgspec.Struct, frozen=True):
+    """Everything `rewarm inspect` shows; bytes and seconds."""
+
+    path: str
+    pool_id: str
+    capacity_bytes: int
+    segment_bytes: int
+    access: str
+    host: str
+    used_bytes: int
+    free_bytes: int
+    filesystem: str
+    device: str
+    device_refusals: list[str]
+    visibility_bound_s: float
+    blocks: int
+    dropped_copies: int
+    namespaces: list[NamespaceFacts]
+    writers: list[WriterFacts]
+
+
+def inspect_pool(url: str | os.PathLike[str]) -> Inspection:
+    """Inspect the pool at a `file:` URL or path. Raises `ConfigError` where there is none, `StorageError`."""
+    location = parse_url(url)
+    if location.scheme != "file":
+        raise ConfigError(f"{url} is no pool on disk; inspect takes a directory")
+    root = Path(location.path)
+    facts = read_facts(root)
+    if facts is None:
+        raise ConfigError(f"{root} holds no pool")
+    pool = Pool(root, facts)
+    choice = choose_device(root, writable=False, sample=root / "pool.json")
+    try:
+        usage = capacity.measure(pool)
+        view = read_pool(pool, direct=choice.direct, local=not choice.network)
+    except OSError as error:
+        raise StorageError(f"cannot read {root}: {error.strerror}") from error
+    return _summary(pool, choice, usage, view)
+
+
+def _summary(pool: Pool, choice: Choice, usage: capacity.Usage, view: PoolView) -> Inspection:
+    writers = [_writer(one, usage, view) for one in view.writers]
+    return Inspection(
+        path=str(pool.root),
+        pool_id=pool.facts.pool_id,
+        capacity_bytes=pool.facts.capacity_bytes,
+        segment_bytes=pool.facts.segment_bytes,
+        access=pool.facts.access,
+        host=pool.facts.host,
+        used_bytes=usage.used_bytes,
+        free_bytes=usage.free_bytes,
+        filesystem=choice.filesystem,
+        device=choice.name,
+        device_refusals=list(choice.refusals),
+        visibility_bound_s=visibility_bound_s(choice, Settings().poll_s),
+        blocks=sum(writer.blocks for writer in writers),
+        dropped_copies=len(view.dropped),
+        namespaces=_namespaces(pool, writers),
+        writers=writers,
+    )
+
+
+def _writer(one: WriterView, usage: capacity.Usage, view: PoolView) -> WriterFacts:
+    files = [file for file in usage.files if file.writer == one.writer]
+    present = {file.number for file in files if file.is_segment} - {n for w, n in view.evicted if w == one.writer}
+    blocks = sum(len(entries) for number in present for entries in one.entries.get(number, []))
+    return WriterFacts(
+        writer=one.writer,
+        namespace=one.namespace.hex(),
+        alive=one.alive,
+        blocks=blocks,
+        segments=len(present),
+        sealed_segments=sum((one.writer, number) in view.sealed for number in present),
+        bytes_on_disk=sum(file.bytes_on_disk for file in files),
+        log_bytes=one.log_bytes,
+    )
+
+
+def _namespaces(pool: Pool, writers: list[WriterFacts]) -> list[NamespaceFacts]:
+    found = []
+    for digest in sorted({writer.namespace for writer in writers if writer.namespace}):
+        of_it = [writer for writer in writers if writer.namespace == digest]
+        found.append(NamespaceFacts(digest, _describe(pool, digest), len(of_it), sum(w.blocks for w in of_it)))
+    return found
+
+
+def _describe(pool: Pool, digest: str) -> str:
+    try:
+        raw = (pool.root / NAMESPACES / f"{digest}.json").read_bytes()
+        return str(msgspec.json.decode(raw, type=dict[str, str]).get("describe", ""))
+    except (OSError, msgspec.DecodeError):
+        return ""
