@@ -1,7 +1,7 @@
 """What Rewarm knows of a model: its layers in order, how each one remembers, and how much arithmetic a token costs.
 
-A `Model` is made by `load_model` from a Hugging Face `config.json` or from a bundled preset, or by hand. It promises
-that its values were checked; it does not know weights, engines or media.
+A `Model` is made by `load_model`, which checks every value, from a Hugging Face `config.json` or a bundled preset; one
+made by hand is taken as it is. It does not know weights, engines or media.
 """
 
 from __future__ import annotations
