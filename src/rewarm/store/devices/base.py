@@ -10,7 +10,7 @@ the caller treats it as a failure. After `fork` a device raises `MisuseError` in
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -67,3 +67,21 @@ class Device(Protocol):
         Operations not yet started are dropped. Those in flight run on in the kernel and may still write to their
         memory, which must stay mapped: nobody is told when they end.
         """
+
+
+@runtime_checkable
+class Registers(Protocol):
+    """What a device may offer beside the contract: memory pinned once instead of for each operation. Owner only."""
+
+    notes: list[str]
+    """Lines for people about what the kernel refused after the device was opened."""
+
+    def register(self, address: int, length: int) -> int:
+        """Pin memory that many operations will use; returns the bytes pinned (0: this rung gains nothing from it).
+
+        Operations outside it, or across its edges, work as before. Raises `MisuseError` where it overlaps what is
+        pinned already.
+        """
+
+    def unregister(self, address: int, length: int) -> None:
+        """Undo `register` for everything inside this memory; must come before it is unmapped."""

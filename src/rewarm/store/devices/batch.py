@@ -58,6 +58,7 @@ class BatchDevice:
         self._woken = False
         self._ended = ""
         self._in_flight = 0
+        self.notes: list[str] = []
         self._open()
         _live.add(self)
 
@@ -92,6 +93,18 @@ class BatchDevice:
             known, self._woken = self._woken, True
             if self._waiting and not known and self._ended != _FREED:
                 self._interrupt()
+
+    def register(self, address: int, length: int) -> int:
+        """See `base.Registers.register`. Raises `MisuseError` where memory overlaps what is registered."""
+        with self._owner:
+            self._check_usable()
+            return self._register(address, length)
+
+    def unregister(self, address: int, length: int) -> None:
+        """See `base.Registers.unregister`."""
+        with self._owner:
+            if not self._ended:
+                self._unregister(address, length)
 
     def in_flight(self) -> int:
         """Operations submitted and not yet reaped."""
@@ -186,6 +199,13 @@ class BatchDevice:
     def _step(self, need: int, left_s: float | None) -> None:
         """Start what is unstarted and wait for `need` completions, an interrupt or `left_s`; it may return early."""
         raise NotImplementedError
+
+    def _register(self, address: int, length: int) -> int:
+        """Pin memory where the rung can."""
+        return 0
+
+    def _unregister(self, address: int, length: int) -> None:
+        """Undo `_register`."""
 
     def _unstarted(self) -> int:
         """Operations taken by `_start` that the kernel has not seen yet."""

@@ -22,6 +22,7 @@ from rewarm.errors import MisuseError, StorageError
 from rewarm.store.devices import kernel
 from rewarm.store.devices.base import Completions, Operations
 from rewarm.store.devices.batch import BatchDevice, Mask
+from rewarm.store.devices.buffers import Buffers
 from rewarm.store.devices.ring import SQE, Ring
 
 _OP_FSYNC = 3
@@ -62,6 +63,7 @@ class UringDevice(BatchDevice):
         self._wake_entries = self._make_wake_entries()
         self._entries = np.zeros(self.depth, SQE)
         self._enabled = False
+        self._buffers = Buffers(self._ring.fd, self.notes)
         self._armed = False
         self._retries = 0
 
@@ -94,7 +96,16 @@ class UringDevice(BatchDevice):
             entries["op_flags"][syncs] = _FSYNC_DATASYNC
             for field in ("offset", "address", "length"):
                 entries[field][syncs] = 0
+        self._buffers.assign(entries, operations["opcode"], syncs)
         self._ring.store(entries)
+
+    def _register(self, address: int, length: int) -> int:
+        self._enable()
+        return self._buffers.register(address, length)
+
+    def _unregister(self, address: int, length: int) -> None:
+        self._enable()
+        self._buffers.unregister(address, length)
 
     def _unstarted(self) -> int:
         return self._ring.unsubmitted()
