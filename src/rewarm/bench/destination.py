@@ -71,9 +71,10 @@ class Destinations:
             at += self._padded[block]
         return found
 
-    def poison(self) -> None:
-        """Overwrite everything, so that bytes of an earlier wave cannot pass for those of the next."""
-        self.arena.view(np.uint64).fill(0xDEAD_DEAD_DEAD_DEAD)
+    def poison(self, region: Region, concurrency: int) -> None:
+        """Overwrite what a wave will use, so that bytes of an earlier wave cannot pass for those of the next."""
+        used = self.arena[: concurrency * region.slots * region.slot_bytes]
+        used.view(np.uint64).fill(0xDEAD_DEAD_DEAD_DEAD)
 
 
 def pad(lengths: Sequence[int]) -> list[int]:

@@ -22,7 +22,7 @@ from rewarm.bench.counters import take_snapshot
 from rewarm.bench.host import host_facts, package_version
 from rewarm.bench.medium import Medium, medium_of
 from rewarm.bench.pools import FREE_SHARE
-from rewarm.bench.raw import Extent, RawReading, make_arena, make_operations, run_raw
+from rewarm.bench.raw import Extent, RawReading, make_operations, random_arena, run_raw
 from rewarm.bench.scratch import Scratch
 from rewarm.bench.stages import Stages
 from rewarm.errors import StorageError
@@ -152,7 +152,7 @@ def _notes(size: int, counting: Counting) -> list[str]:
 def _fill(extent: Extent, choice: Choice, seed: int, advance: Callable[[float], None]) -> None:
     """Write the whole file once, in file order."""
     part = FILE_BYTES_MIN
-    arena = _random_arena(16 * MIB, seed)
+    arena = random_arena(16 * MIB, seed)
     for first in range(0, extent.size, part):
         operations = make_operations([Extent(extent.descriptor, part)], WRITE, MIB, None)
         operations["offset"] += first
@@ -177,7 +177,7 @@ def _matrix(
         for number, (opcode, block, in_flight) in enumerate(cells):
             order = np.random.default_rng([seed, number])
             operations = make_operations([extent], opcode, block, order)
-            arena = _random_arena(in_flight, seed + number)
+            arena = random_arena(in_flight, seed + number)
             drop_page_cache([path])
             before = take_snapshot(medium.device_number)
             reading = _run(choice, operations, arena, in_flight // block, CELL_S_MAX)
@@ -226,13 +226,6 @@ def histogram(values_s: npt.NDArray[np.float64]) -> list[tuple[float, int]]:
 
 def _top(readings: Sequence[ProbeReading], operation: str) -> float:
     return max(reading.bytes_per_s for reading in readings if reading.operation == operation)
-
-
-def _random_arena(size: int, seed: int) -> npt.NDArray[np.uint8]:
-    """Memory of incompressible bytes."""
-    arena = make_arena(size)
-    arena.view(np.uint64)[:] = np.random.default_rng(seed).integers(0, 2**64, size // 8, dtype=np.uint64)
-    return arena
 
 
 @contextmanager

@@ -59,6 +59,13 @@ def make_arena(size: int) -> Arena:
     return arena
 
 
+def random_arena(size: int, seed: int) -> Arena:
+    """Memory of incompressible bytes, to write from."""
+    arena = make_arena(size)
+    arena.view(np.uint64)[:] = np.random.default_rng(seed).integers(0, 2**64, size // 8, dtype=np.uint64)
+    return arena
+
+
 def make_operations(
     extents: Sequence[Extent], opcode: int, block_bytes: int, order: np.random.Generator | None
 ) -> npt.NDArray[np.void]:

@@ -7,6 +7,7 @@ repeated, so that what drifts on the machine hits all of them alike. Everything 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rewarm.bench.ceiling import PATTERNS, CeilingReading, best, measure_ceiling
+from rewarm.bench.ceiling import PATTERNS, CeilingReading, Pattern, best, measure_ceiling
 from rewarm.bench.cold import Claim, judge, working_set_note
 from rewarm.bench.destination import MEMORY_SHARE, Destinations, available_memory
 from rewarm.bench.host import host_facts, package_version
@@ -49,17 +50,18 @@ class _Run:
     pools: dict[str, Pool]
     readers: dict[str, Store]
     notes: list[str]
-    patterns: dict[str, CeilingReading] = field(default_factory=dict)
+    patterns: dict[str, Pattern] = field(default_factory=dict)
     ceilings: list[Ceiling] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
 
 
-def run_job(job: Job, stages: Stages, tell: Callable[[str], None]) -> Result:
-    """Run a job; `tell` hears what is removed at the end.
+def run_job(job: Job, stages: Stages, tell: Callable[[str], None], *, seconds_max: float = float("inf")) -> Result:
+    """Run a job; `tell` hears what is removed at the end. No further repeat begins after `seconds_max`.
 
     Raises `ConfigError` for what cannot be run and `StorageError` when a medium fails. Misses, wrong bytes and reads
     that were not cold do not raise: they are in `Result.failures`.
     """
+    started_s = time.monotonic()
     model = load_model(job.model)
     lengths = block_lengths(model, job.tokens, job.block_tokens, job.tp, job.kv_dtype)
     sessions = Sessions(job.seed, job.session_count, tuple(lengths))
@@ -81,8 +83,11 @@ def run_job(job: Job, stages: Stages, tell: Callable[[str], None]) -> Result:
         _fill(run, stages)
         for name, target in job.targets.items():
             run.readers[name] = stack.enter_context(pools[name].reader(target.emulated_bytes_per_s))
-            notes.append(_device_note(name, run.readers[name].stats()))
+            notes.append(_device_note(_label(job, name), run.readers[name].stats()))
         for repeat in range(job.repeats):
+            if repeat and time.monotonic() - started_s > seconds_max:
+                notes.append(f"{repeat} of {job.repeats} repeats, the others would have taken too long")
+                break
             _round(run, repeat, stages)
     return _result(run)
 
@@ -107,32 +112,35 @@ def _fill(run: _Run, stages: Stages) -> None:
 def _round(run: _Run, repeat: int, stages: Stages) -> None:
     """One repeat: the ceiling of every pool, then every wave on every target."""
     job = run.job
-    for name in job.targets:
-        _measure_ceiling(run, name, repeat)
+    _measure_ceilings(run, repeat)
     for concurrency in job.concurrency:
         for name in job.targets:
-            label = f"repeat {repeat + 1} of {job.repeats}: {concurrency} restores from {name}"
-            size = concurrency * run.sessions.bytes_per_session
-            with stages(label, size) as progress:
-                run.cells.append(_cell(run, name, concurrency, repeat))
-                progress.advance(size)
+            label = f"repeat {repeat + 1} of {job.repeats}: {concurrency} restores from {_label(job, name)}"
+            with stages(label, concurrency * run.sessions.bytes_per_session) as progress:
+                run.cells.append(_cell(run, name, concurrency, repeat, progress.advance))
 
 
-def _measure_ceiling(run: _Run, name: str, repeat: int) -> None:
-    """All patterns at first, the best one again in each later repeat; nothing for memory."""
-    pool, rate = run.pools[name], run.job.targets[name].emulated_bytes_per_s
-    known = run.patterns.get(name)
-    patterns = PATTERNS if known is None else (known.pattern,)
-    readings = measure_ceiling(pool.segments(), patterns, start=repeat / run.job.repeats)
-    found = best(readings)
-    if found is None:
-        return
-    if rate is not None and found.bytes_per_s < rate * RATE_MARGIN:
+def _measure_ceilings(run: _Run, repeat: int) -> None:
+    """The raw ceiling of every pool: all patterns at first, the best one again in each later repeat."""
+    measured: dict[str, list[CeilingReading]] = {}
+    for name, pool in run.pools.items():
+        if pool.url not in measured:
+            known = run.patterns.get(pool.url)
+            patterns = PATTERNS if known is None else (known,)
+            measured[pool.url] = measure_ceiling(pool.segments(), patterns, start=repeat / run.job.repeats)
+        found = best(measured[pool.url])
+        if found is not None:
+            run.patterns[pool.url] = run.patterns.get(pool.url, found.pattern)
+            _book_ceiling(run, name, repeat, measured[pool.url], found.bytes_per_s)
+
+
+def _book_ceiling(run: _Run, name: str, repeat: int, readings: list[CeilingReading], top: float) -> None:
+    rate = run.job.targets[name].emulated_bytes_per_s
+    if rate is not None and top < rate * RATE_MARGIN:
         run.notes.append(
-            f"{name}: emulated at {format_rate(rate)}, but in repeat {repeat} the medium itself gave only "
-            f"{format_rate(found.bytes_per_s)}: those readings are the medium's"
+            f"{_label(run.job, name)} at {format_rate(rate)}, but in repeat {repeat} the medium itself gave only "
+            f"{format_rate(top)}: those readings are the medium's"
         )
-    run.patterns.setdefault(name, found)
     run.ceilings += [
         Ceiling(
             target=name,
@@ -147,13 +155,19 @@ def _measure_ceiling(run: _Run, name: str, repeat: int) -> None:
     ]
 
 
-def _cell(run: _Run, name: str, concurrency: int, repeat: int) -> Cell:
+def _label(job: Job, name: str) -> str:
+    """A target's name; an emulated medium is never named without saying so."""
+    return name if job.targets[name].emulated_bytes_per_s is None else f"{name} (emulated)"
+
+
+def _cell(run: _Run, name: str, concurrency: int, repeat: int, advance: Callable[[float], None]) -> Cell:
     """Run one wave cold and book it."""
     pool, store = run.pools[name], run.readers[name]
     pool.make_cold()
     before = store.stats()
-    wave = Wave(store, run.sessions, run.payload, run.destinations).run(concurrency, pool.device_number)
-    return _book(run, name, repeat, wave, before, store.stats())
+    wave = Wave(store, run.sessions, run.payload, run.destinations, concurrency, advance)
+    reading = wave.run(pool.device_number)
+    return _book(run, name, repeat, reading, before, store.stats())
 
 
 def _book(run: _Run, name: str, repeat: int, wave: WaveReading, before: Stats, after: Stats) -> Cell:
@@ -251,6 +265,6 @@ def _result(run: _Run) -> Result:
     )
 
 
-def _device_note(name: str, stats: Stats) -> str:
+def _device_note(label: str, stats: Stats) -> str:
     refused = f"; not used: {'; '.join(stats.device_refusals)}" if stats.device_refusals else ""
-    return f"{name}: read through {stats.device}{refused}"
+    return f"{label}: read through {stats.device}{refused}"

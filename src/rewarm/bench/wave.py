@@ -10,10 +10,11 @@ from __future__ import annotations
 import select
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rewarm.bench.counters import Snapshot, take_snapshot
-from rewarm.bench.destination import Destinations, Region
+from rewarm.bench.destination import Destinations
 from rewarm.bench.payload import Payload
 from rewarm.bench.raw import Arena
 from rewarm.errors import StorageError
@@ -35,9 +36,8 @@ class Restore:
     keys: list[bytes]
     numbers: range
     next_slice: int = 0
-    open_slices: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
-    hit_blocks: list[tuple[int, Arena]] = field(default_factory=list)
+    unchecked: list[tuple[int, Arena]] = field(default_factory=list)
     hit_bytes: int = 0
     wrong_blocks: int = 0
     last_byte_s: float = 0.0
@@ -73,94 +73,91 @@ class WaveReading:
 
 
 class Wave:
-    """Runs waves on one store. Not thread-safe; the store must hold the sessions already."""
+    """One wave of `concurrency` requests for the sessions 0 to `concurrency` - 1, which the store must hold already.
 
-    def __init__(self, store: Store, sessions: Sessions, payload: Payload, destinations: Destinations) -> None:
+    `advance` hears of bytes that came back. Run it once, from one thread.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        sessions: Sessions,
+        payload: Payload,
+        destinations: Destinations,
+        concurrency: int,
+        advance: Callable[[float], None],
+    ) -> None:
         self._store = store
-        self._sessions = sessions
         self._payload = payload
         self._destinations = destinations
+        self._advance = advance
+        self._region = destinations.region(concurrency)
+        self._restores = [Restore(s, sessions.keys(s), sessions.numbers(s)) for s in range(concurrency)]
+        self._limit_s = _GRACE_S + concurrency * sessions.bytes_per_session / SLOWEST_BYTES_PER_S
+        self._flying: dict[int, _Slice] = {}
 
-    def run(self, concurrency: int, device_number: tuple[int, int] | None = None) -> WaveReading:
-        """Restore sessions 0 to `concurrency` - 1 together. Raises `StorageError` when the medium keeps our memory."""
-        region = self._destinations.region(concurrency)
-        restores = [Restore(s, self._sessions.keys(s), self._sessions.numbers(s)) for s in range(concurrency)]
-        self._destinations.poison()
-        limit_s = _GRACE_S + concurrency * self._sessions.bytes_per_session / SLOWEST_BYTES_PER_S
+    def run(self, device_number: tuple[int, int] | None = None) -> WaveReading:
+        """Restore everything and compare it. Raises `StorageError` when the medium keeps our memory."""
+        self._destinations.poison(self._region, len(self._restores))
         client_before, before = time.thread_time(), take_snapshot(device_number)
-        self._serve(region, restores, time.monotonic(), limit_s)
+        with select.epoll() as poll:
+            self._serve(poll, time.monotonic())
         counted = take_snapshot(device_number).since(before)
         client_cpu_s = time.thread_time() - client_before
-        for restore in restores:
-            self._compare(restore)
-        seconds = max(restore.last_byte_s for restore in restores)
-        return WaveReading(restores, seconds, counted, client_cpu_s, region.whole)
+        for restore in self._restores:
+            self._compare(restore, self._payload.matches)
+        seconds = max(restore.last_byte_s for restore in self._restores)
+        return WaveReading(self._restores, seconds, counted, client_cpu_s, self._region.whole)
 
-    def _serve(self, region: Region, restores: list[Restore], start: float, limit_s: float) -> None:
+    def _serve(self, poll: select.epoll, start: float) -> None:
         """Drive all requests to their end, or to the limit; on the way out no memory of ours is in the kernel."""
-        flying: dict[int, _Slice] = {}
-        poll = select.epoll()
         try:
-            for slot in range(region.slots):
-                for request, restore in enumerate(restores):
-                    self._submit(region, restore, request, slot, flying, poll)
-            while flying and (left := start + limit_s - time.monotonic()) > 0:
+            for slot in range(self._region.slots):
+                for request, restore in enumerate(self._restores):
+                    self._submit(restore, request, slot, poll)
+            while self._flying and (left := start + self._limit_s - time.monotonic()) > 0:
                 ready = poll.poll(left)
                 now = time.monotonic() - start
                 for descriptor, _ in ready:
                     poll.unregister(descriptor)
-                    piece = flying.pop(descriptor)
-                    self._settle(region, piece, now)
-                    self._submit(region, piece.restore, piece.request, piece.slot, flying, poll)
+                    piece = self._flying.pop(descriptor)
+                    self._settle(piece, now)
+                    self._submit(piece.restore, piece.request, piece.slot, poll)
         finally:
-            poll.close()
-            for piece in flying.values():
+            for piece in self._flying.values():
                 piece.transfer.wait(0)  # what has no verdict has timed out
-            for piece in flying.values():
-                self._settle(region, piece, time.monotonic() - start)
+            for piece in self._flying.values():
+                self._settle(piece, time.monotonic() - start)
 
-    def _submit(
-        self,
-        region: Region,
-        restore: Restore,
-        request: int,
-        slot: int,
-        flying: dict[int, _Slice],
-        poll: select.epoll,
-    ) -> None:
+    def _submit(self, restore: Restore, request: int, slot: int, poll: select.epoll) -> None:
         """Start the next slice of a request in a free slot; nothing when there is none left."""
-        if restore.next_slice == len(region.slices):
+        if restore.next_slice == len(self._region.slices):
             return
-        blocks = region.slices[restore.next_slice]
+        blocks = self._region.slices[restore.next_slice]
         restore.next_slice += 1
-        buffers = self._destinations.buffers(region, request, slot, blocks)
+        buffers = self._destinations.buffers(self._region, request, slot, blocks)
         transfer = self._store.load(restore.keys[blocks.start : blocks.stop], buffers)
-        descriptor = transfer.fileno()
-        flying[descriptor] = _Slice(restore, request, slot, blocks, buffers, transfer)
-        poll.register(descriptor, select.EPOLLIN)
+        self._flying[transfer.fileno()] = _Slice(restore, request, slot, blocks, buffers, transfer)
+        poll.register(transfer.fileno(), select.EPOLLIN)
 
-    def _settle(self, region: Region, piece: _Slice, now: float) -> None:
+    def _settle(self, piece: _Slice, now: float) -> None:
         """Book a slice that has all its verdicts at `now` seconds after the start; its memory is ours again."""
         restore = piece.restore
         for block, buffer, outcome in zip(piece.blocks, piece.buffers, piece.transfer.outcomes, strict=True):
             restore.outcomes[outcome or Outcome.TIMED_OUT] += 1
             if outcome is Outcome.HIT:
                 restore.hit_bytes += len(buffer)
-                restore.hit_blocks.append((restore.numbers[block], buffer))
+                restore.unchecked.append((restore.numbers[block], buffer))
                 restore.last_byte_s = now
         if not piece.transfer.wait_released(RELEASE_S):
             raise StorageError(
                 f"reads are still running {RELEASE_S:.0f} s after they were given up; the medium does not answer"
             )
-        if not region.whole:
-            self._compare_sampled(restore)
+        self._advance(sum(len(buffer) for buffer in piece.buffers))
+        if not self._region.whole:
+            self._compare(restore, self._payload.matches_sampled)
 
-    def _compare(self, restore: Restore) -> None:
-        """Compare every byte of the blocks that are still in memory."""
-        restore.wrong_blocks += sum(not self._payload.matches(*block) for block in restore.hit_blocks)
-        restore.hit_blocks.clear()
-
-    def _compare_sampled(self, restore: Restore) -> None:
-        """Compare some bytes of every sector, at once: the slot is needed again."""
-        restore.wrong_blocks += sum(not self._payload.matches_sampled(*block) for block in restore.hit_blocks)
-        restore.hit_blocks.clear()
+    def _compare(self, restore: Restore, matches: Callable[[int, Arena], bool]) -> None:
+        """Compare what came back and is still in memory."""
+        restore.wrong_blocks += sum(not matches(*block) for block in restore.unchecked)
+        restore.unchecked.clear()

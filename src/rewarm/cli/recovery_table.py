@@ -25,7 +25,7 @@ def show_result(console: Console, result: Result) -> None:
         if medium:
             on = " on ".join(filter(None, (medium["file_system"], medium["device"] or medium["source"])))
             behind = f", behind it {medium['backing']}" if medium["backing"] else ""
-            console.print(f"{name}: {medium['path']}, {on}{behind}; {_ceiling(result, name)}")
+            console.print(f"{_label(result, name)}: {medium['path']}, {on}{behind}; {_ceiling(result, name)}")
     console.print(_table(result))
     for line in result.verdicts:
         console.print(line)
@@ -33,12 +33,17 @@ def show_result(console: Console, result: Result) -> None:
         console.print(f"note: {line}")
 
 
+def _label(result: Result, name: str) -> str:
+    emulated = result.job["targets"][name]["emulated_bytes_per_s"] is not None
+    return f"{name} ({'emulated' if emulated else 'measured'})"
+
+
 def _ceiling(result: Result, name: str) -> str:
     readings = [ceiling for ceiling in result.ceiling if ceiling.target == name]
     if not readings:
         return "no ceiling measured"
     top = max(readings, key=lambda ceiling: ceiling.read_bytes_per_s)
-    how = "emulated rate" if top.emulated else "raw reads reach"
+    how = "held at" if top.emulated else "raw reads reach"
     return f"{how} {format_rate(top.read_bytes_per_s)}"
 
 
@@ -50,8 +55,8 @@ def _table(result: Result) -> Table:
     for summary in next(iter(groups.values())):
         table.add_column(str(summary.concurrency), justify="right")
     shown_recompute = False
-    for group in groups.values():
-        _add_target(table, group)
+    for name, group in groups.items():
+        _add_target(table, _label(result, name), group)
         if not shown_recompute and group[0].recompute:
             _add_recompute(table, [summary.recompute for summary in group if summary.recompute])
             shown_recompute = True
@@ -68,8 +73,7 @@ _FIGURES: dict[str, Callable[[Summary], str]] = {
 }
 
 
-def _add_target(table: Table, group: list[Summary]) -> None:
-    label = f"{group[0].target} ({'emulated' if group[0].emulated else 'measured'})"
+def _add_target(table: Table, label: str, group: list[Summary]) -> None:
     for figure, show in _FIGURES.items():
         table.add_row(label, figure, *map(show, group), end_section=figure == "cold")
 
