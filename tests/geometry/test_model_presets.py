@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -15,6 +17,7 @@ from rewarm.geometry import (
     load_model,
     preset_names,
     state_bytes,
+    supported_architectures,
 )
 
 BF16 = 2
@@ -149,3 +152,9 @@ def test_latent_attention_is_the_same_on_every_rank() -> None:
     model = load_model("DeepSeek-V3")
     assert bytes_per_rank_token(model, tp=8) == bytes_per_token(model) == 70_272
     assert all(layer.kind is LayerKind.MLA for layer in model.layers)
+
+
+def test_the_reference_page_lists_every_preset_and_architecture() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "geometry.md").read_text()
+    words = set(page.replace(",", " ").replace(".\n", " ").replace("`", " ").split())
+    assert {*preset_names(), *supported_architectures()} <= words
