@@ -18,7 +18,6 @@ from rewarm.errors import RewarmError
 VERBS = {
     "demo": "The main job on this machine's own disk: restore KV cache cold, beside recompute.",
     "probe": "The raw read and write ceiling of a medium.",
-    "bench": "Measure cold recovery on one or more stores, against recompute.",
     "bench": "Measure cold recovery on one or more stores, beside recompute.",
     "trace": "What a trace asks for, and what a cache of each size would hit.",
     "geometry": "KV bytes per token, per rank and per request of a model.",
