@@ -11,7 +11,8 @@ biases. With h the hidden size:
 * gated delta net     h (2 H_k d_k + 2 H_v d_v + 2 H_v) + H_v d_v h
 * mixture of experts  top_k x 3 h i_moe + shared 3 h i_shared + h experts; dense layers 3 h i
 
-It comes out within 8 % of the published counts, mostly under them; presets carry those instead. None where a field is missing.
+It comes out within 8 % of the published counts, mostly under them; presets carry those instead. Where a field is
+missing there is no estimate: None.
 """
 
 from __future__ import annotations
