@@ -1,7 +1,7 @@
 """What a directory lies on: the kind of file system, and whether and how O_DIRECT works there, found by trying.
 
 Every probe leaves nothing behind: its file never has a name (O_TMPFILE), or loses it before the first byte is written.
-It writes 4 KiB, or the alignment if that is larger.
+It moves 4 KiB, or the alignment if that is larger.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ ALIGNMENT_DEFAULT = 4096
 """Assumed where the kernel does not tell (before Linux 6.1, or a file system without STATX_DIOALIGN)."""
 
 ALIGNMENT_MIN = 512
+PROBE_BYTES = 4096
 
 NETWORK_FILESYSTEMS = frozenset(
     [
@@ -61,7 +62,7 @@ _STATX_DIOALIGN = 0x2000
 _STATX_WORDS = 64  # struct statx: 256 bytes, as u32
 _STATX_DIO_WORDS = slice(38, 40)  # stx_dio_mem_align, stx_dio_offset_align
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 
@@ -95,7 +96,7 @@ def examine(directory: str, *, writable: bool, sample: str | None) -> Medium:
             direct, alignment, found = _try_direct(directory, direct)
             notes += found
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 raise _unusable(directory, error) from error
             # A pool that has filled its own disk must still open: it is read, and makes room by evicting.
             notes.append(f"probe: {kernel.describe(error.errno)}; what cannot be tried now is assumed")
@@ -222,15 +223,17 @@ Run = Callable[[int, int, int, int, int], int]
 
 
 def run_now(opcode: int, fd: int, offset: int, address: int, length: int) -> int:
-    """A `Run` that is a plain system call."""
-    return execute((0, opcode, fd, offset, address, length))
+    """A `Run` that is a plain system call. A short write is one that found no room for the rest."""
+    result = execute((0, opcode, fd, offset, address, length))
+    return -errno.ENOSPC if opcode == WRITE and 0 <= result < length else result
 
 
-def round_trip(fd: int, length: int, run: Run) -> None:
-    """Write `length` random bytes, sync, read them back and compare.
+def round_trip(fd: int, alignment: int, run: Run) -> None:
+    """Write random bytes, sync, read them back and compare.
 
     Raises `OSError` with what the kernel said, `StorageError` for wrong or missing bytes.
     """
+    length = max(PROBE_BYTES, alignment)
     written, read = _Aligned(length), _Aligned(length)
     written.view[:] = np.frombuffer(os.urandom(length), np.uint8)
     with _lent(written, read):
@@ -241,10 +244,12 @@ def round_trip(fd: int, length: int, run: Run) -> None:
         raise StorageError("the bytes read back differ from those written")
 
 
-def read_back(fd: int, length: int, run: Run) -> None:
+def read_back(fd: int, alignment: int, run: Run) -> None:
     """Read the start of a file through `run` and by a plain call, and compare. Raises like `round_trip`."""
+    length = max(PROBE_BYTES, alignment)
     plain, tried = _Aligned(length), _Aligned(length)
     count = run_now(READ, fd, 0, plain.address, length)
+    _expect(min(count, 0), 0)
     with _lent(plain, tried):
         _expect(run(READ, fd, 0, tried.address, length), count)
     if not np.array_equal(plain.view, tried.view):

@@ -112,6 +112,8 @@ def _try(name: str, depth: int, directory: str, found: Medium, sample: str | Non
     except StorageError as error:
         return str(error)
     except OSError as error:
+        if error.errno in medium.NO_ROOM:  # the disk has just been filled by somebody: no fault of the rung
+            return ""
         return f"probe: {kernel.describe(error.errno or 0)}"
     return ""
 
