@@ -1,7 +1,7 @@
 """Published peak rates of GPUs for the prefill formula: dense ones, where vendors like to print those with sparsity.
 
-Read from the vendors' data sheets in November 2026. A GPU whose vendor publishes no rate is not here: give a measured
-prefill rate instead, which is better anyway.
+As the vendors publish them, recorded in November 2026 and not read again from the sheets: check the one you buy by. A
+GPU whose vendor publishes no rate is not here: give a measured prefill rate instead, which is better anyway.
 """
 
 from __future__ import annotations
