@@ -79,8 +79,8 @@ class Presence(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, mask: npt.NDArray[np.bool_]) -> Presence:
         """Build a presence from its mask, shape (keys,)."""
-        absent = np.flatnonzero(~mask)
-        return cls(mask, int(absent[0]) if len(absent) else len(mask))
+        first = int(mask.argmin()) if len(mask) else 0
+        return cls(mask, len(mask) if not len(mask) or mask[first] else first)
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
