@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,6 +60,10 @@ class Load(Protocol):
     """A workload with one or several points: concurrencies per node, request rates, or one trace."""
 
     @property
+    def costs(self) -> Costs:
+        """What requests cost."""
+
+    @property
     def points(self) -> tuple[float, ...]:
         """The values of the load; a trace has one, its request rate."""
 
@@ -68,6 +73,12 @@ class Load(Protocol):
 
     def serve(self, candidate: Candidate, point: float) -> Served:
         """The requests of one point, with what this candidate finds for them."""
+
+    def sample(self, requests: int) -> Load:
+        """A load like this one with about that many requests per point; itself when it has no more."""
+
+    def under(self, spec: PlanSpec, costs: Costs) -> Load:
+        """The same load under another spec."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,16 @@ class SyntheticLoad:
             arrival_s=arrival, node=node, instance=np.arange(count) % fleet.instances_per_node,
             input_tokens=input_tokens, output_tokens=output, follows=follows, think_s=work.think_time,
         )  # fmt: skip
+
+    def sample(self, requests: int) -> SyntheticLoad:
+        """The same points with fewer requests; a wave stays as it is."""
+        fewer = msgspec.structs.replace(self.spec.workload, requests=min(requests, self.spec.workload.requests))
+        return SyntheticLoad(msgspec.structs.replace(self.spec, workload=fewer), self.costs)
+
+    def under(self, spec: PlanSpec, costs: Costs) -> SyntheticLoad:
+        """The same number of requests under another spec."""
+        work = msgspec.structs.replace(spec.workload, requests=self.spec.workload.requests)
+        return SyntheticLoad(msgspec.structs.replace(spec, workload=work), costs)
 
     def _arrivals(
         self, point: float, rng: np.random.Generator

@@ -145,6 +145,11 @@ def _long_enough(requests: Requests, owners: NDArray[np.int64], admission: str) 
     return requests.input_tokens[owners] >= int(admission.removeprefix("min-tokens="))
 
 
+def admitted_touches(requests: Requests, admission: str) -> NDArray[np.bool_]:
+    """References that one flash tier serving all of these requests would see under an admission rule."""
+    return _admitted(requests.blocks, _long_enough(requests, requests.owners(), admission), admission)
+
+
 def _admitted(blocks: NDArray[np.uint64], allowed: NDArray[np.bool_], admission: str) -> NDArray[np.bool_]:
     """Touches that a flash tier sees: those from a block's admission on."""
     if admission == "all":

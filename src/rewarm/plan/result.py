@@ -94,6 +94,8 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     local_bytes_per_s: float
     duty_by_median: float
     duty_by_mean: float
+    duty_by_mean_with_moves: float
+    """The same when turns that move to another node are recomputed with local drives."""
     curve: tuple[SharingPoint, ...]
     by_ports: dict[str, float]
     """Duty by the mean for other numbers of ports."""
@@ -128,11 +130,13 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Money(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of one candidate at its saturation: tokens are input and output together. `break_even_interval_s`: keeping
-    a token is cheaper than computing it again while it is asked for at least this often."""
+    """Cost of one candidate at a point of the load: the GPU time that requests take, and the storage that has to be
+    there, over the tokens served (input and output). `break_even_interval_s`: keeping a token is cheaper than computing
+    it again while it is asked for at least this often; null without a capacity or price."""
 
     medium: str
-    usd_per_hour: float
+    requests_per_s: float
+    gpu_usd_per_hour: float
     storage_usd_per_hour: float
     usd_per_million_tokens: float
     break_even_interval_s: float | None

@@ -1,0 +1,97 @@
+"""Which candidate: the cheapest that reaches the objective at the heaviest point of the load.
+
+Without an objective a candidate must be no slower than recompute at the 90th percentile. A candidate whose resources
+end below the offered rate, or whose drives wear out before they are written off, does not count as reaching it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rewarm.plan.assess import Assessment, assess
+from rewarm.plan.capacity import RATED_YEARS, drive_writes_per_day
+from rewarm.plan.cost import Costs
+from rewarm.plan.load import Load
+from rewarm.plan.media import Candidate, candidates_of, drive_counts
+from rewarm.plan.money import storage_usd_per_hour, usd_per_million_tokens
+from rewarm.plan.spec import PlanSpec
+
+_SAME_COST = 1.001
+"""Costs nearer than this are equal: then the one with less storage to buy is taken."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidate taken, what it does, and whether it reaches the objective (`bound_s` at the 90th percentile)."""
+
+    assessment: Assessment
+    usd_per_million_tokens: float
+    bound_s: float
+    met: bool
+    why_not: tuple[tuple[str, str], ...]
+    """Cheaper candidates and why they do not count."""
+
+    @property
+    def candidate(self) -> Candidate:
+        """The candidate taken."""
+        return self.assessment.candidate
+
+
+def options_of(spec: PlanSpec) -> list[Candidate]:
+    """All candidates of the verdict: recompute, local media at several numbers of drives, arrays, stacks."""
+    others = [c for c in candidates_of(spec) if c.kind not in ("one local drive", "several local drives")]
+    return [*others, *drive_counts(spec)]
+
+
+def heaviest(load: Load) -> float:
+    """The point of the load that the verdict is about."""
+    return max(load.points)
+
+
+def choose(spec: PlanSpec, costs: Costs, load: Load, daily_writes: dict[str, float]) -> Choice:
+    """Assess every option and take one. `daily_writes` are bytes per day of the fleet by medium."""
+    point = heaviest(load)
+    assessed = [assess(spec, costs, load, option, point) for option in options_of(spec)]
+    recompute = assessed[0].cell
+    bound = spec.objective.ttft_p90
+    if bound is None:
+        bound = recompute.ttft_s.p90 * (1 + 1e-9)
+    priced = sorted(
+        ((usd_per_million_tokens(spec, one), storage_usd_per_hour(spec, one.candidate), one) for one in assessed),
+        key=lambda row: row[:2],
+    )
+    failed: list[tuple[str, str]] = []
+    best: tuple[float, float, Assessment] | None = None
+    for cost, storage, one in priced:
+        if best is not None and cost > best[0] * _SAME_COST:
+            break
+        reason = why_not(spec, one, bound, daily_writes)
+        if reason is not None:
+            failed.append((one.candidate.name, reason))
+        elif best is None or storage < best[1]:
+            best = (cost, storage, one)
+    if best is not None:
+        return Choice(best[2], best[0], bound, True, tuple(failed))
+    fastest = _fastest(assessed)
+    return Choice(fastest, usd_per_million_tokens(spec, fastest), bound, False, tuple(failed))
+
+
+def why_not(spec: PlanSpec, one: Assessment, bound_s: float, daily_writes: dict[str, float]) -> str | None:
+    """Why a candidate does not reach the objective; None when it does."""
+    if one.cell.saturated:
+        return one.cell.reason
+    if one.cell.ttft_s.p90 > bound_s:
+        return f"TTFT p90 of {one.cell.ttft_s.p90:.3g} s is above {bound_s:.3g} s"
+    for source in one.candidate.sources:
+        medium, daily = source.medium, daily_writes.get(source.medium.name)
+        if daily is None or medium.dwpd is None:
+            continue
+        needed = drive_writes_per_day(spec, medium, daily)
+        if needed and RATED_YEARS * medium.dwpd / needed < spec.prices.years:
+            return f"{medium.name} would need {needed:.2g} drive writes per day of its rated {medium.dwpd:g}"
+    return None
+
+
+def _fastest(assessed: Iterable[Assessment]) -> Assessment:
+    return min(assessed, key=lambda one: (one.cell.saturated, one.cell.ttft_s.p90))
