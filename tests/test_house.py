@@ -7,6 +7,7 @@ must have one, so that no rule can pass by not looking.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
@@ -219,6 +220,7 @@ def link_complaints(text: str, path: Path) -> list[str]:
     ]
 
 
+@functools.cache
 def dependency_names(group: str = "all") -> list[str]:
     """Names of the dependencies in pyproject.toml: `core`, or `all` with the extras and the build backend."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -235,16 +237,22 @@ def sources(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file, parsed once."""
+    return ast.parse(path.read_text())
+
+
 def package_complaints(rule: Callable[[ast.Module, str], list[str]]) -> list[str]:
     """What a rule says about the whole package."""
     paths = sources("src/rewarm")
     assert paths
-    return [c for p in paths for c in rule(ast.parse(p.read_text()), p.relative_to(PACKAGE).as_posix())]
+    return [c for p in paths for c in rule(parsed(p), p.relative_to(PACKAGE).as_posix())]
 
 
 def tracked_texts() -> Iterator[tuple[Path, str]]:
-    """Every text file that git tracks or would track."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    """Every text file that git tracks."""
+    command = ["git", "ls-files", "-z"]
     if not shutil.which("git") or not (ROOT / ".git").exists():
         pytest.skip("no git, or not a checkout: which files belong to the repository is unknown")
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
@@ -266,13 +274,11 @@ def test_the_package_follows(rule: Callable[[ast.Module, str], list[str]]) -> No
 
 def test_no_function_and_no_module_is_too_long() -> None:
     texts = [(p, p.read_text()) for p in sources("src", "tests", "benchmarks", "examples")]
-    assert [c for p, t in texts for c in size_complaints(t, ast.parse(t), p.relative_to(ROOT).as_posix())] == []
+    assert [c for p, t in texts for c in size_complaints(t, parsed(p), p.relative_to(ROOT).as_posix())] == []
 
 
 def test_broad_handlers_are_those_of_the_list() -> None:
-    found = [
-        h for p in sources("src") for h in broad_handlers(ast.parse(p.read_text()), p.relative_to(PACKAGE).as_posix())
-    ]
+    found = [h for p in sources("src") for h in broad_handlers(parsed(p), p.relative_to(PACKAGE).as_posix())]
     assert sorted(found) == sorted(BROAD_HANDLERS)
 
 

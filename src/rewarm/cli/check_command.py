@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+import msgspec
 from rich.console import Console
 
 from rewarm.cli import exits
@@ -10,7 +11,9 @@ from rewarm.cli.output import Output, output_options
 from rewarm.cli.parameters import STORE_URL
 from rewarm.cli.pools import open_pool
 from rewarm.cli.render import print_table
-from rewarm.store.contract import CheckReport
+from rewarm.store.contract import CheckReport, Finding
+from rewarm.store.opening import repair_pool_file
+from rewarm.store.pool import POOL_FILE
 from rewarm.units import format_size
 
 
@@ -20,6 +23,7 @@ from rewarm.units import format_size
 @output_options
 def command(output: Output, url: str, fix: bool) -> None:
     """Verify every file and block of the pool at URL. Exit code 1 when something is left that loses data or space."""
+    rebuilt = fix and repair_pool_file(url)
     with open_pool(url) as store:
         before = store.stats()
         with output.progress(
@@ -29,6 +33,9 @@ def command(output: Output, url: str, fix: bool) -> None:
             poll=lambda: store.stats().bytes_read - before.bytes_read,
         ):
             report = store.check(fix=fix)
+    if rebuilt:
+        found = Finding("damaged_pool_file", POOL_FILE, "rebuilt from the logs", fixed=True)
+        report = msgspec.structs.replace(report, findings=[found, *report.findings])
     output.answer(report, lambda console: _render(console, report, fix))
     if not report.clean:
         raise click.exceptions.Exit(exits.FINDINGS)

@@ -18,7 +18,7 @@ from rewarm.store.devices.base import Device
 from rewarm.store.devices.select import choose_device
 from rewarm.store.file import FileStore
 from rewarm.store.memory import MemoryStore
-from rewarm.store.pool import POOL_FILE, WRITERS, Pool, read_facts, replace_facts
+from rewarm.store.pool import POOL_FILE, WRITERS, OtherFormat, Pool, read_facts, replace_facts
 from rewarm.store.settings import Settings
 from rewarm.units import parse_duration, parse_size
 
@@ -143,7 +143,7 @@ def open_store(
 def repair_pool_file(url: str | os.PathLike[str]) -> bool:
     """Rebuild a damaged or lost `pool.json` from the logs; False where it needs no repair, or is of no file store.
 
-    Raises `FormatError` when the logs do not say what the pool was.
+    Raises `FormatError` for a pool of another version, and when the logs do not say what the pool was.
     """
     location = parse_url(url)
     if location.scheme != "file":
@@ -152,6 +152,8 @@ def repair_pool_file(url: str | os.PathLike[str]) -> bool:
     try:
         if read_facts(root) is not None or not (root / WRITERS).is_dir():
             return False
+    except OtherFormat:
+        raise
     except FormatError:
         pass
     facts = rebuild_facts(root)

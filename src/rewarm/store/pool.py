@@ -43,6 +43,14 @@ class PoolFacts(msgspec.Struct, frozen=True):
     host: str = ""
 
 
+class _Version(msgspec.Struct, frozen=True):
+    format: int
+
+
+class OtherFormat(FormatError):
+    """A pool of a version that this one does not know: it is left alone, never repaired."""
+
+
 class FileFacts(msgspec.Struct, frozen=True):
     """One numbered file of a writer: bytes on disk are allocated blocks x 512, time is the server's."""
 
@@ -197,15 +205,16 @@ def read_facts(root: Path) -> PoolFacts | None:
 
 
 def decode_facts(raw: bytes, path: Path) -> PoolFacts:
-    """Parse and check the bytes of a `pool.json`. Raises `FormatError`."""
+    """Parse and check the bytes of a `pool.json`. Raises `FormatError`; `OtherFormat` for another version."""
     try:
+        version = msgspec.json.decode(raw, type=_Version).format
+        if version != FORMAT:
+            raise OtherFormat(f"{path} has format {version}; this version reads format {FORMAT}")
         facts = msgspec.json.decode(raw, type=PoolFacts)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(
             f"{path} is damaged or no pool file ({error}); `rewarm check --fix` rebuilds it from the logs"
         ) from None
-    if facts.format != FORMAT:
-        raise FormatError(f"{path} has format {facts.format}; this version reads format {FORMAT}")
     sane = (
         re.fullmatch(r"[0-9a-f]{32}", facts.pool_id)
         and facts.capacity_bytes >= CAPACITY_BYTES_MIN
