@@ -46,6 +46,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
+        """All of it."""
         return self.payload + self.padding + self.log
 
 

@@ -65,7 +65,7 @@ def run_job(job: Job, stages: Stages, tell: Callable[[str], None], *, seconds_ma
     model = load_model(job.model)
     lengths = block_lengths(model, job.tokens, job.block_tokens, job.tp, job.kv_dtype)
     sessions = Sessions(job.seed, job.session_count, tuple(lengths))
-    notes = [working_set_note(max(job.concurrency) * sessions.bytes_per_session)]
+    notes: list[str] = []
     budget = int(available_memory() * MEMORY_SHARE)
     with ExitStack() as stack:
         pools = _open_pools(stack, job, sessions, tell)
@@ -80,6 +80,7 @@ def run_job(job: Job, stages: Stages, tell: Callable[[str], None], *, seconds_ma
             readers={},
             notes=notes,
         )
+        notes += _cold_notes(run)
         _fill(run, stages)
         for name, target in job.targets.items():
             run.readers[name] = stack.enter_context(pools[name].reader(target.emulated_bytes_per_s))
@@ -99,6 +100,15 @@ def _open_pools(stack: ExitStack, job: Job, sessions: Sessions, tell: Callable[[
         if target.url not in by_url:
             by_url[target.url] = open_pool(stack, name, target, sessions.bytes_total, tell)
     return {name: by_url[target.url] for name, target in job.targets.items()}
+
+
+def _cold_notes(run: _Run) -> list[str]:
+    """What stands for or against cold reads before the first one."""
+    reasons = {pool.counting.reason for pool in run.pools.values()}
+    notes = [f"cold reads are not provable: {reason}" for reason in sorted(filter(None, reasons))]
+    if None in reasons:
+        notes.append(working_set_note(max(run.job.concurrency) * run.sessions.bytes_per_session))
+    return notes
 
 
 def _fill(run: _Run, stages: Stages) -> None:

@@ -45,7 +45,7 @@ class Recompute(msgspec.Struct, frozen=True, kw_only=True):
 
     ttft_s: Percentiles
     tokens_per_s: float
-    break_even_bytes_per_s: float | None
+    break_even_bytes_per_s: float
     gpu: str
     gpus: int
     mfu: float

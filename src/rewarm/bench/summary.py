@@ -27,7 +27,6 @@ def summarise(cells: Sequence[Cell]) -> list[Summary]:
 
 def _summary(cells: list[Cell]) -> Summary:
     first = cells[0]
-    medians = [cell.ttft_s.p50 for cell in cells]
     return Summary(
         target=first.target,
         emulated=first.emulated,
@@ -42,7 +41,7 @@ def _summary(cells: list[Cell]) -> Summary:
         read_bytes_per_s=median(cell.read_bytes_per_s for cell in cells),
         ceiling_share=_median([cell.ceiling_share for cell in cells]),
         cpu_s_per_gb=_median([cell.cpu_s_per_gb for cell in cells]),
-        spread=_spread(medians),
+        spread=_spread([cell.ttft_s.p50 for cell in cells]),
         misses=sum(cell.misses for cell in cells),
         cold=min((cell.cold for cell in cells), key=_COLD_ORDER.index),
         recompute=first.recompute,
@@ -84,7 +83,8 @@ def against_recompute(group: Sequence[Summary]) -> str:
     return (
         f"{group[0].target}: against recompute on {_gpus(recompute)} (modelled at {recompute.mfu:.0%} of peak), median "
         f"time to first token: {'; '.join(parts)}. Restoring pays above "
-        f"{format_rate(recompute.break_even_bytes_per_s or 0.0)} here and the slowest wave had {format_rate(worst)}."
+        f"{format_rate(recompute.break_even_bytes_per_s)} here and the slowest wave had {format_rate(worst)}."
+        + ("" if all(summary.cold == "proven" for summary in group) else " These reads are not proven to be cold.")
     )
 
 

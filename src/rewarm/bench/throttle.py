@@ -60,12 +60,14 @@ class ThrottledDevice:
         self.depth = inner.depth
 
     def submit(self, operations: Operations) -> None:
+        """Start operations, see `base.Device`; the emulated medium begins to serve its reads now."""
         reads = operations[operations["opcode"] == READ]
         done = self._limit.serve(reads["length"].tolist())
         self._due.update(zip(reads["tag"].tolist(), done, strict=True))
         self._inner.submit(operations)
 
     def reap(self, minimum: int = 1, timeout_s: float | None = None) -> Completions:
+        """Wait as `base.Device` says, for operations that the kernel and the emulated medium are both done with."""
         deadline = math.inf if timeout_s is None else self._limit.clock() + timeout_s
         ready = self._served()
         while not ready or len(ready) < minimum:
@@ -79,12 +81,15 @@ class ThrottledDevice:
         return np.array(ready, dtype=COMPLETION)
 
     def wake(self) -> None:
+        """See `base.Device`."""
         self._inner.wake()
 
     def in_flight(self) -> int:
+        """Operations submitted and not yet handed over."""
         return self._inner.in_flight() + len(self._held)
 
     def close(self) -> None:
+        """Free the device below."""
         self._inner.close()
 
     def _served(self) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -32,9 +33,12 @@ def interruptible(output: Output) -> Iterator[None]:
         seen += 1
         if seen == 1 or seen > 1 + _IGNORED_MAX:
             raise KeyboardInterrupt
-        output.note("cleaning up; interrupt again to leave files behind")
+        if not output.quiet:
+            os.write(2, b"cleaning up; go on interrupting to leave files behind\n")  # a handler must not use buffers
 
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means: go on
+        signals.append(signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield

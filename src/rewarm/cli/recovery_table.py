@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rewarm.bench.result import Percentiles, Recompute, Result, Summary
+from rewarm.bench.result import Recompute, Result, Summary
 from rewarm.units import format_rate, format_size
+
+T = TypeVar("T")
 
 _COLD = {"proven": "proven", "not_provable": "not provable", "failed": "FAILED"}
 
@@ -19,13 +23,18 @@ def show_result(console: Console, result: Result) -> None:
     console.print(
         f"cold recovery of {job['model']}: {sizes['restored_tokens']:,} tokens a request "
         f"({format_size(sizes['bytes_per_session'])} in {sizes['blocks_per_session']} blocks), "
-        f"{sizes['sessions']} sessions, {job['repeats']} repeats"
+        f"{sizes['sessions']} sessions, {job['repeats']} repeat(s)"
     )
     for name, medium in result.media.items():
         if medium:
             on = " on ".join(filter(None, (medium["file_system"], medium["device"] or medium["source"])))
             behind = f", behind it {medium['backing']}" if medium["backing"] else ""
             console.print(f"{_label(result, name)}: {medium['path']}, {on}{behind}; {_ceiling(result, name)}")
+    recompute = next((summary.recompute for summary in result.summary if summary.recompute), None)
+    if recompute:
+        console.print(
+            f"recompute ({recompute.source}): {recompute.gpus} x {recompute.gpu} at {recompute.mfu:.0%} of peak"
+        )
     console.print(_table(result))
     for line in result.verdicts:
         console.print(line)
@@ -51,47 +60,48 @@ def _table(result: Result) -> Table:
     groups: dict[str, list[Summary]] = {}
     for summary in result.summary:
         groups.setdefault(summary.target, []).append(summary)
-    table = Table("target", "figure", title="median of the repeats, by requests restored together")
+    table = Table("target", "figure", box=box.SIMPLE_HEAD, title="medians, by requests restored together")
     for summary in next(iter(groups.values())):
         table.add_column(str(summary.concurrency), justify="right")
     shown_recompute = False
     for name, group in groups.items():
-        _add_target(table, _label(result, name), group)
-        if not shown_recompute and group[0].recompute:
-            _add_recompute(table, [summary.recompute for summary in group if summary.recompute])
+        _add(table, _label(result, name), _FIGURES, group)
+        recompute = [summary.recompute for summary in group if summary.recompute]
+        if recompute and not shown_recompute:
+            _add(table, f"recompute ({recompute[0].source})", _RECOMPUTE_FIGURES, recompute)
             shown_recompute = True
     return table
 
 
 _FIGURES: dict[str, Callable[[Summary], str]] = {
-    "TTFT p50 / p90 / p99, s": lambda s: _ttft(s.ttft_s),
+    "TTFT p50, s": lambda s: _seconds(s.ttft_s.p50),
+    "TTFT p90, s": lambda s: _seconds(s.ttft_s.p90),
+    "TTFT p99, s": lambda s: _seconds(s.ttft_s.p99),
     "restored tokens/s": lambda s: f"{s.restored_tokens_per_s:,.0f}",
-    "read, share of ceiling": lambda s: f"{format_rate(s.read_bytes_per_s)}, {_percent(s.ceiling_share)}",
+    "read, GB/s": lambda s: f"{s.read_bytes_per_s / 1e9:.2f}",
+    "share of ceiling": lambda s: "-" if s.ceiling_share is None else f"{s.ceiling_share:.0%}",
     "CPU s/GB": lambda s: "-" if s.cpu_s_per_gb is None else f"{s.cpu_s_per_gb:.3f}",
     "missed blocks": lambda s: f"{s.misses:,}",
     "cold": lambda s: _COLD[s.cold],
 }
 
-
-def _add_target(table: Table, label: str, group: list[Summary]) -> None:
-    for figure, show in _FIGURES.items():
-        table.add_row(label, figure, *map(show, group), end_section=figure == "cold")
-
-
-def _add_recompute(table: Table, group: list[Recompute]) -> None:
-    label = f"recompute, {group[0].gpus} x {group[0].gpu} ({group[0].source})"
-    table.add_row(label, "TTFT p50 / p90 / p99, s", *(_ttft(r.ttft_s) for r in group))
-    table.add_row(label, "prefilled tokens/s", *(f"{r.tokens_per_s:,.0f}" for r in group), end_section=True)
+_RECOMPUTE_FIGURES: dict[str, Callable[[Recompute], str]] = {
+    "TTFT p50, s": lambda r: _seconds(r.ttft_s.p50),
+    "TTFT p90, s": lambda r: _seconds(r.ttft_s.p90),
+    "TTFT p99, s": lambda r: _seconds(r.ttft_s.p99),
+    "prefilled tokens/s": lambda r: f"{r.tokens_per_s:,.0f}",
+}
 
 
-def _ttft(ttft_s: Percentiles) -> str:
-    return " / ".join("failed" if value is None else _seconds(value) for value in (ttft_s.p50, ttft_s.p90, ttft_s.p99))
+def _add(table: Table, label: str, figures: dict[str, Callable[[T], str]], group: list[T]) -> None:
+    """One line for each figure of one target; every line says whose it is."""
+    last = next(reversed(figures))
+    for figure, show in figures.items():
+        table.add_row(label, figure, *map(show, group), end_section=figure == last)
 
 
-def _seconds(value: float) -> str:
+def _seconds(value: float | None) -> str:
     """Three digits that matter."""
+    if value is None:
+        return "failed"
     return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
