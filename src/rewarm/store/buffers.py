@@ -31,48 +31,53 @@ def address_of(array: npt.NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def sizes_of(buffers: Sequence[Any] | npt.NDArray[np.uint8], count: int) -> list[int]:
-    """Bytes of each buffer. Raises `MisuseError` when there are not `count` or one is no buffer, empty or too large."""
+Held = Sequence[memoryview] | npt.NDArray[Any]
+"""Buffers whose memory can neither move nor be freed."""
+
+
+def hold(buffers: Sequence[Any] | npt.NDArray[Any], count: int) -> tuple[Held, list[int]]:
+    """The buffers, held in place, and the bytes of each.
+
+    Raises `MisuseError` when there are not `count`, or one is no contiguous buffer, empty or too large.
+    """
     if len(buffers) != count:
         raise MisuseError(f"{count} keys but {len(buffers)} buffers")
+    held: Held
     if isinstance(buffers, np.ndarray):
         if buffers.ndim < 2:
             raise MisuseError(f"an array of buffers has a first axis of keys, got shape {buffers.shape}")
-        sizes = [buffers.nbytes // max(count, 1)] * count
+        if count and not buffers[0].flags.c_contiguous:
+            raise MisuseError("each block of an array must be contiguous memory")
+        held, sizes = buffers, [buffers.nbytes // max(count, 1)] * count
     else:
         try:
-            sizes = [memoryview(buffer).nbytes for buffer in buffers]
-        except TypeError as error:
+            held = [memoryview(buffer) for buffer in buffers]
+        except (TypeError, ValueError, BufferError) as error:
             raise MisuseError(f"buffers must have the buffer protocol: {error}") from None
+        if not all(view.c_contiguous for view in held):
+            raise MisuseError("buffers must be contiguous memory")
+        sizes = [view.nbytes for view in held]
     for size in sizes:
         if not 0 < size <= BLOCK_BYTES_MAX:
             raise MisuseError(f"a block has 1 to {BLOCK_BYTES_MAX} bytes, got {size}")
-    return sizes
+    return held, sizes
 
 
-def borrow(buffers: Sequence[Any] | npt.NDArray[np.uint8], count: int, *, writable: bool) -> Borrowed:
+def borrow(buffers: Sequence[Any] | npt.NDArray[Any], count: int, *, writable: bool) -> Borrowed:
     """Take the buffers of a transfer. Raises `MisuseError` for read-only, scattered or missing memory."""
-    lengths = np.array(sizes_of(buffers, count), np.int64)
-    if isinstance(buffers, np.ndarray):
-        if writable and not buffers.flags.writeable:
+    held, sizes = hold(buffers, count)
+    lengths = np.array(sizes, np.int64)
+    if isinstance(held, np.ndarray):
+        if writable and not held.flags.writeable:
             raise MisuseError("load needs writable buffers; this array is read-only")
-        if count and not buffers[0].flags.c_contiguous:
-            raise MisuseError("each block of an array must be contiguous memory")
-        flat = [row.reshape(-1).view(np.uint8) for row in buffers]
-        stride = buffers.strides[0] if count > 1 else 0
-        addresses = address_of(buffers) + stride * np.arange(count, dtype=np.int64)
+        flat = [row.reshape(-1).view(np.uint8) for row in held]
+        stride = held.strides[0] if count > 1 else 0
+        addresses = address_of(held) + stride * np.arange(count, dtype=np.int64)
         return Borrowed(flat, addresses, lengths)
-    views = [_flat(buffer, writable) for buffer in buffers]
+    if writable and any(view.readonly for view in held):
+        raise MisuseError("load needs writable buffers; one is read-only")
+    views = [np.frombuffer(view, np.uint8) for view in held]
     return Borrowed(views, np.array([address_of(view) for view in views], np.int64), lengths)
-
-
-def _flat(buffer: Any, writable: bool) -> npt.NDArray[np.uint8]:
-    view = memoryview(buffer)
-    if writable and view.readonly:
-        raise MisuseError(f"load needs writable buffers; a {type(buffer).__name__} is read-only")
-    if not view.c_contiguous:
-        raise MisuseError("buffers must be contiguous memory")
-    return np.frombuffer(view, np.uint8)
 
 
 def aligned_region(count: int) -> npt.NDArray[np.uint8]:

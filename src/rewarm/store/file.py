@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rewarm.errors import MisuseError, StorageError
-from rewarm.store.buffers import borrow, sizes_of
+from rewarm.store.buffers import borrow, hold
 from rewarm.store.checking import Damage, check_pool
 from rewarm.store.contract import (
     Buffers,
@@ -126,14 +126,14 @@ class FileStore:
         """Queue blocks for writing. True in `wait` means published, or already there; over budget is refused."""
         self._usable()
         check_keys(keys)
-        sizes = sizes_of(buffers, len(keys))
+        held, sizes = hold(buffers, len(keys))
         total = sum(sizes)
         if not total:
             return settled_transfer(0, Outcome.ALREADY, self.counters, loading=False)
         count = self._within_budget(sizes, total)
         transfer = BatchTransfer(len(keys), self.counters, loading=False, wake=self._writes.wake)
         transfer.settle(range(count, len(keys)), Outcome.REFUSED_BUDGET)
-        job = SaveJob(transfer, keys[:count], lambda: borrow(buffers[:count], count, writable=False))
+        job = SaveJob(transfer, keys[:count], lambda: borrow(held[:count], count, writable=False))
         job.queued_bytes = sum(sizes[:count])
         self.counters.add(borrowed_bytes=job.queued_bytes)
         if not count or not self._writes.put(job):
