@@ -6,6 +6,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from rewarm.bench.counters import take_snapshot
 from rewarm.cli import exits
 from rewarm.cli.output import Output, output_options
 from rewarm.cli.parameters import STORE_URL
@@ -25,13 +26,10 @@ def command(output: Output, url: str, fix: bool) -> None:
     """Verify every file and block of the pool at URL. Exit code 1 when something is left that loses data or space."""
     rebuilt = fix and repair_pool_file(url)
     with open_pool(url) as store:
-        before = store.stats()
-        with output.progress(
-            "repairing" if fix else "checking",
-            total=before.used_bytes or None,
-            unit="B",
-            poll=lambda: store.stats().bytes_read - before.bytes_read,
-        ):
+        label = "repairing" if fix else "checking"
+        start = _bytes_read()
+        used_bytes = store.stats().used_bytes
+        with output.progress(label, total=used_bytes or None, unit="B", poll=lambda: _bytes_read() - start):
             report = store.check(fix=fix)
     if rebuilt:
         found = Finding("damaged_pool_file", POOL_FILE, "rebuilt from the logs", fixed=True)
@@ -39,6 +37,11 @@ def command(output: Output, url: str, fix: bool) -> None:
     output.answer(report, lambda console: _render(console, report, fix))
     if not report.clean:
         raise click.exceptions.Exit(exits.FINDINGS)
+
+
+def _bytes_read() -> int:
+    """What the kernel says this process has read from media; 0 where it does not say."""
+    return take_snapshot().process_read_bytes or 0
 
 
 def _render(console: Console, report: CheckReport, fix: bool) -> None:

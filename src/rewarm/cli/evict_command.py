@@ -35,8 +35,9 @@ def command(output: Output, url: str, target: str) -> None:
         before = store.stats()
         to_bytes = parse_size_or_share(target, before.capacity_bytes)
         excess = max(before.used_bytes - to_bytes, 0)
+        evicted = before.evicted_bytes
         with output.progress(
-            "evicting", total=excess or None, unit="B", poll=lambda: before.used_bytes - store.stats().used_bytes
+            "evicting", total=excess or None, unit="B", poll=lambda: store.stats().evicted_bytes - evicted
         ):
             freed = store.evict(to_bytes)
         result = _result(to_bytes, freed, store.stats())

@@ -27,7 +27,7 @@ from rich.console import Console
 from rewarm.cli.progress import Progress, show_progress
 from rewarm.errors import ConfigError
 
-_PIPE_COLUMNS = 160
+_PIPE_COLUMNS = 200
 """Width of tables when stdout is no terminal: wide enough that a line of ours is never cut."""
 
 F = TypeVar("F", bound=Callable[..., Any])
