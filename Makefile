@@ -6,7 +6,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 PYTHON  ?= python3 python3.14 python3.13 python3.12 python3.11 python
 SUITES  := crash lab scale engine browser
-BENCHES := $(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py))
+BENCHES := $(filter-out _%,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 PIP     := $(BIN)/python -m pip install --quiet --prefer-binary
 
 .DEFAULT_GOAL := help
@@ -42,7 +42,7 @@ $(SUITES:%=test-%): test-%: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -m $* || { code=$$?; [ $$code -eq 5 ] && echo "no test carries the marker $*"; }
 
 $(BENCHES:%=bench-%): bench-%: $(VENV)/.dev
-	@$(BIN)/python benchmarks/bench_$*.py
+	@$(BIN)/python benchmarks/$*.py
 
 install: $(VENV)/.core ## the package alone, into .venv
 dev: $(VENV)/.dev ## the package and the tools of this Makefile, into .venv
