@@ -42,7 +42,7 @@ $(SUITES:%=test-%): test-%: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -m $* || { code=$$?; [ $$code -eq 5 ] && echo "no test carries the marker $*"; }
 
 $(BENCHES:%=bench-%): bench-%: $(VENV)/.dev
-	@$(BIN)/python benchmarks/$*.py
+	@$(BIN)/python benchmarks/$*.py $(ARGS)
 
 install: $(VENV)/.core ## the package alone, into .venv
 dev: $(VENV)/.dev ## the package and the tools of this Makefile, into .venv
