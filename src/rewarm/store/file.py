@@ -93,10 +93,12 @@ class FileStore:
     def lookup(self, keys: Sequence[bytes]) -> Presence:
         """Which keys are held. Reads memory only: never blocks on I/O."""
         self._usable()
+        check_keys(keys)
         return Presence.of(self.index.contains(keys))
 
     def __contains__(self, key: bytes) -> bool:
         self._usable()
+        check_keys((key,))
         return self.index.has(key)
 
     def load(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
