@@ -52,7 +52,11 @@ class LogReader:
         return count
 
     def frames(self, descriptor: int, tail: LogTail) -> Iterator[Frame]:
-        """New valid frames in order; each is usable until the next is asked for. Advances `tail`. Raises `OSError`."""
+        """New valid frames as they lie; each is usable until the next is asked for. Advances `tail`. Raises `OSError`.
+
+        A frame is taken whatever its sequence: nothing in a file is rewritten, so one out of order was moved by damage,
+        and frames say the same in any order.
+        """
         while True:
             count = self._read(descriptor, tail.offset)
             data = self._buffer[:count]
@@ -60,9 +64,8 @@ class LogReader:
             while (frame := self._next(data, at, tail)) is not None:
                 at += frame.bytes_total
                 tail.offset += frame.bytes_total
-                if frame.sequence > tail.sequence:
-                    tail.sequence = frame.sequence
-                    yield frame
+                tail.sequence = max(tail.sequence, frame.sequence)
+                yield frame
             if at:
                 continue
             if count < PAGE or not self._skip_damage(descriptor, tail):
@@ -75,14 +78,14 @@ class LogReader:
         return None
 
     def _skip_damage(self, descriptor: int, tail: LogTail) -> bool:
-        """Move the tail to the first later page with a valid frame of a higher sequence; False where there is none."""
+        """Move the tail to the first later page with a valid frame; False where there is none."""
         start = tail.offset + PAGE
         while True:
             count = self._read(descriptor, start)
             data = self._buffer[:count]
             for at in range(0, count - PAGE + 1, PAGE):
                 frame = self._next(data, at, tail)
-                if frame and frame.sequence > tail.sequence:
+                if frame:
                     tail.skipped_bytes += start + at - tail.offset
                     tail.offset = start + at
                     return True
