@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -67,8 +67,13 @@ class Point:
         return self.size_bytes * (self.concurrency if last else math.ceil(self.concurrency * percent / 100))
 
 
-def calibrate(text: str | bytes, where: str = "result") -> tuple[Calibration, ...]:
-    """One fit for every target of a result. Raises `ConfigError` when the file is none, or has no usable cell."""
+def calibrate(
+    text: str | bytes, where: str = "result", probed: Mapping[str, float] | None = None
+) -> tuple[Calibration, ...]:
+    """One fit for every target of a result; `probed` are peaks in bytes/s by target, besides the result's own ceiling.
+
+    Raises `ConfigError` when the text is no result, or has no usable cell.
+    """
     try:
         result = msgspec.json.decode(text, type=_Result)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -77,9 +82,10 @@ def calibrate(text: str | bytes, where: str = "result") -> tuple[Calibration, ..
     found = []
     for target in targets:
         points = _points(cell for cell in result.cells if cell.target == target)
-        peaks = [ceiling.read_bytes_per_s for ceiling in result.ceiling if ceiling.target == target]
+        own = [ceiling.read_bytes_per_s for ceiling in result.ceiling if ceiling.target == target]
+        peak = min(max(own, default=math.inf), (probed or {}).get(target, math.inf))
         if points:
-            found.append(fit(points, target, peak=max(peaks, default=None)))
+            found.append(fit(points, target, peak=peak if peak < math.inf else None))
     if not found:
         raise ConfigError(f"{where}: no cell of {', '.join(targets) or 'any target'} is a cold wave without misses")
     return tuple(found)

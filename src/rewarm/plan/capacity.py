@@ -87,6 +87,7 @@ def _writes(
     spec: PlanSpec, medium: Medium, admission: str, daily: float, hit_rate: float | None, written_share: float
 ) -> Writes:
     needed = drive_writes_per_day(spec, medium, daily)
+    drives = _drives(spec, medium)
     return Writes(
         medium=medium.name,
         admission=admission,
@@ -94,6 +95,7 @@ def _writes(
         drive_writes_per_day=needed,
         rated_drive_writes_per_day=medium.dwpd,
         years=RATED_YEARS * medium.dwpd / needed if needed and medium.dwpd else None,
+        write_rate_share=None if medium.drive_write is None else daily / DAY_S / (drives * medium.drive_write),
         token_hit_rate=hit_rate,
         written_share=written_share,
     )
@@ -103,5 +105,8 @@ def drive_writes_per_day(spec: PlanSpec, medium: Medium, daily: float) -> float 
     """W x WAF / (drives x capacity) for the fleet's writes per day; None without a capacity."""
     if medium.capacity is None:
         return None
-    drives = medium.drives * (1 if medium.shared else spec.fleet.nodes)
-    return daily * spec.fleet.waf / (drives * medium.capacity)
+    return daily * spec.fleet.waf / (_drives(spec, medium) * medium.capacity)
+
+
+def _drives(spec: PlanSpec, medium: Medium) -> int:
+    return medium.drives * (1 if medium.shared else spec.fleet.nodes)

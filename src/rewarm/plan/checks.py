@@ -115,7 +115,7 @@ def _check_medium(check: _Checker, medium: Medium, path: str) -> None:
         check.fail(f"{path}.protocol", medium.protocol, ", ".join(LINK_EFFICIENCY))
     if not medium.shared and (medium.ports != 1 or medium.node_link is not None):
         check.fail(f"{path}.ports", medium.ports, "ports and node_link belong to a medium with shared = true")
-    if medium.shared and medium.link is None and medium.effective_read is None:
+    if medium.shared and medium.link is None and medium.effective_read is None and medium.probe is None:
         check.missing(f"{path}.link", "a shared medium has a link: give its rate, or a measured effective_read")
 
 

@@ -6,8 +6,8 @@ end below the offered rate, or whose drives wear out before they are written off
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from rewarm.plan.assess import Assessment, assess
 from rewarm.plan.capacity import RATED_YEARS, drive_writes_per_day
@@ -18,7 +18,10 @@ from rewarm.plan.money import storage_usd_per_hour, usd_per_million_tokens
 from rewarm.plan.spec import PlanSpec
 
 _SAME_COST = 1.001
-"""Costs nearer than this are equal: then the one with less storage to buy is taken."""
+"""Costs nearer than this are equal: then less storage to buy decides, then less to build."""
+
+_SAME_TIME = 1.03
+"""Times nearer than this are equal."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Choice:
     bound_s: float
     met: bool
     why_not: tuple[tuple[str, str], ...]
-    """Cheaper candidates and why they do not count."""
+    """Candidates that do not count, and why."""
 
     @property
     def candidate(self) -> Candidate:
@@ -49,32 +52,42 @@ def heaviest(load: Load) -> float:
     return max(load.points)
 
 
-def choose(spec: PlanSpec, costs: Costs, load: Load, daily_writes: dict[str, float]) -> Choice:
-    """Assess every option and take one. `daily_writes` are bytes per day of the fleet by medium."""
+def choose(
+    spec: PlanSpec,
+    costs: Costs,
+    load: Load,
+    daily_writes: dict[str, float],
+    known: Sequence[Assessment] = (),
+) -> Choice:
+    """Assess every option and take one. `daily_writes` are bytes per day of the fleet by medium; `known` are options
+    that were assessed at the heaviest point already."""
     point = heaviest(load)
-    assessed = [assess(spec, costs, load, option, point) for option in options_of(spec)]
+    done = {one.candidate.sources: one for one in known}
+    assessed = [
+        replace(done[option.sources], candidate=option)
+        if option.sources in done
+        else assess(spec, costs, load, option, point)
+        for option in options_of(spec)
+    ]
     recompute = assessed[0].cell
     bound = spec.objective.ttft_p90
     if bound is None:
         bound = recompute.ttft_s.p90 * (1 + 1e-9)
-    priced = sorted(
-        ((usd_per_million_tokens(spec, one), storage_usd_per_hour(spec, one.candidate), one) for one in assessed),
-        key=lambda row: row[:2],
-    )
+    reached: list[tuple[float, Assessment]] = []
     failed: list[tuple[str, str]] = []
-    best: tuple[float, float, Assessment] | None = None
-    for cost, storage, one in priced:
-        if best is not None and cost > best[0] * _SAME_COST:
-            break
+    for one in assessed:
         reason = why_not(spec, one, bound, daily_writes)
-        if reason is not None:
+        if reason is None:
+            reached.append((usd_per_million_tokens(spec, one), one))
+        else:
             failed.append((one.candidate.name, reason))
-        elif best is None or storage < best[1]:
-            best = (cost, storage, one)
-    if best is not None:
-        return Choice(best[2], best[0], bound, True, tuple(failed))
-    fastest = _fastest(assessed)
-    return Choice(fastest, usd_per_million_tokens(spec, fastest), bound, False, tuple(failed))
+    if reached:
+        least = min(cost for cost, _ in reached)
+        near = [row for row in reached if row[0] <= least * _SAME_COST]
+        cost, one = min(near, key=lambda row: (storage_usd_per_hour(spec, row[1].candidate), _effort(row[1].candidate)))
+        return Choice(one, cost, bound, True, tuple(failed))
+    cost, one = _fastest(spec, assessed)
+    return Choice(one, cost, bound, False, tuple(failed))
 
 
 def why_not(spec: PlanSpec, one: Assessment, bound_s: float, daily_writes: dict[str, float]) -> str | None:
@@ -93,5 +106,14 @@ def why_not(spec: PlanSpec, one: Assessment, bound_s: float, daily_writes: dict[
     return None
 
 
-def _fastest(assessed: Iterable[Assessment]) -> Assessment:
-    return min(assessed, key=lambda one: (one.cell.saturated, one.cell.ttft_s.p90))
+def _effort(candidate: Candidate) -> tuple[int, int]:
+    """What is less to build comes first where nothing else decides."""
+    kinds = ("recompute", "one local drive", "several local drives", "shared array", "tiers")
+    return kinds.index(candidate.kind), sum(source.medium.drives for source in candidate.sources)
+
+
+def _fastest(spec: PlanSpec, assessed: Sequence[Assessment]) -> tuple[float, Assessment]:
+    """Where nothing reaches the objective: the cheapest of those that are as good as the fastest."""
+    best = min((one.cell.saturated, one.cell.ttft_s.p90) for one in assessed)
+    near = [one for one in assessed if (one.cell.saturated, one.cell.ttft_s.p90 / _SAME_TIME) <= best]
+    return min(((usd_per_million_tokens(spec, one), one) for one in near), key=lambda row: row[0])

@@ -102,7 +102,7 @@ def _count(value: float) -> str:
 
 
 def _share(value: float) -> str:
-    return f"{value:.0%}"
+    return f"{value * 100:.3g}%"
 
 
 def _terabytes(value: float) -> str:

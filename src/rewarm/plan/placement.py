@@ -21,7 +21,7 @@ from rewarm.workload.hitcurve import NEVER
 from rewarm.workload.requests import concatenate
 from rewarm.workload.stack import StackDistances
 
-_COPY_SALT = np.uint64(0x9E3779B97F4A7C15)
+_COPY_SALT = 0x9E3779B97F4A7C15
 START_SPREAD_S = 60.0
 """Traces of different nodes start within a minute of each other, so that their bursts do not coincide."""
 
@@ -68,12 +68,12 @@ def _copy(trace: Requests, sessions: NDArray[np.int64], copy: int, rng: np.rando
         trace,
         arrival_s=trace.arrival_s + start,
         session=sessions + copy * (int(sessions.max()) + 1),
-        blocks=trace.blocks ^ (_COPY_SALT * np.uint64(copy)),
+        blocks=trace.blocks ^ np.uint64(_COPY_SALT * copy & (1 << 64) - 1),
     )
 
 
 def _mixed(values: NDArray[np.int64]) -> NDArray[np.uint64]:
-    return np.asarray((values.astype(np.uint64) + np.uint64(1)) * _COPY_SALT >> np.uint64(20))
+    return np.asarray((values.astype(np.uint64) + np.uint64(1)) * np.uint64(_COPY_SALT) >> np.uint64(20))
 
 
 def _reorder(requests: Requests, order: NDArray[np.int64]) -> Requests:

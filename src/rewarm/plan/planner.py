@@ -6,7 +6,7 @@ plan = make_plan(spec, given=tomllib.loads(text))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rewarm.errors import ConfigError
@@ -21,7 +21,7 @@ from rewarm.plan.load import Load, SyntheticLoad
 from rewarm.plan.media import candidates_of
 from rewarm.plan.money import money_of
 from rewarm.plan.result import SCHEMA, Calibration, Change, Plan, Verdict, Writes
-from rewarm.plan.sensitivity import changes_of
+from rewarm.plan.sensitivity import FACTORS, changes_of
 from rewarm.plan.sharing import sharing_of
 from rewarm.plan.spec import PlanSpec
 from rewarm.plan.traceload import TraceData, TraceLoad
@@ -58,8 +58,8 @@ def make_plan(
             assessed.append(assess(spec, costs, load, candidate, point))
     progress("capacity and writes")
     writes = writes_of(spec, costs, trace)
-    verdict = _verdict(spec, costs, load, writes, progress)
     heaviest_of_each = [one for one in assessed if _at(one, load)]
+    verdict = _verdict(spec, costs, load, writes, heaviest_of_each, progress)
     return Plan(
         schema=SCHEMA,
         version=version,
@@ -95,16 +95,26 @@ def _at(one: Assessment, load: Load) -> bool:
 
 
 def _verdict(
-    spec: PlanSpec, costs: Costs, load: Load, writes: tuple[Writes, ...], progress: Callable[[str], None]
+    spec: PlanSpec,
+    costs: Costs,
+    load: Load,
+    writes: tuple[Writes, ...],
+    known: Sequence[Assessment],
+    progress: Callable[[str], None],
 ) -> Verdict:
     daily = {row.medium: row.bytes_per_day for row in writes if row.admission == spec.fleet.admission}
     progress("verdict")
-    choice = choose(spec, costs, load, daily)
+    choice = choose(spec, costs, load, daily, known)
     sample = load.sample(SENSITIVITY_REQUESTS)
     base = choose(spec, costs, sample, daily)
-    changes = changes_of(spec, costs, sample, base, daily, lambda name: progress(f"sensitivity to {name}"))
+    if base.candidate.kind == choice.candidate.kind:
+        changes = changes_of(spec, sample, base, daily, lambda name: progress(f"sensitivity to {name}"))
+        outlook = _outlook(changes)
+    else:
+        changes = ()
+        outlook = f"a sample of the load says {base.candidate.kind}, so this is on the edge."
     return Verdict(
-        sentence=_sentence(spec, choice, changes),
+        sentence=f"{_sentence(spec, choice)}; {outlook}",
         choice=choice.candidate.name,
         kind=choice.candidate.kind,
         met=choice.met,
@@ -121,17 +131,20 @@ _PHRASES = {
 }
 
 
-def _sentence(spec: PlanSpec, choice: Choice, changes: tuple[Change, ...]) -> str:
+def _sentence(spec: PlanSpec, choice: Choice) -> str:
     phrase, cell = _PHRASES[choice.candidate.kind], choice.assessment.cell
     detail = "" if choice.candidate.name == choice.candidate.kind else f" ({choice.candidate.name})"
     goal = "the objective of" if spec.objective.ttft_p90 is not None else "recompute's"
     bound = f"{goal} {format_duration(choice.bound_s)}"
     reach = f"within {bound}" if choice.met else f"although nothing keeps to {bound}; it is the fastest"
     cost = f"{choice.usd_per_million_tokens:.3g} USD per million tokens"
-    text = f"{phrase}{detail}: TTFT p90 {format_duration(cell.ttft_s.p90)}, {reach}, at {cost}"
+    return f"{phrase}{detail}: TTFT p90 {format_duration(cell.ttft_s.p90)}, {reach}, at {cost}"
+
+
+def _outlook(changes: tuple[Change, ...]) -> str:
     if not changes:
-        return f"{text}; no single input within a factor of 8 changes that."
-    return f"{text}; it would change with {'; '.join(change.text for change in changes)}."
+        return f"no single input moved by a factor of {FACTORS[-1]:g} changes that."
+    return f"it would change with {'; '.join(change.text for change in changes)}."
 
 
 def _notes(spec: PlanSpec, costs: Costs, load: Load) -> tuple[str, ...]:

@@ -124,6 +124,8 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True):
     drive_writes_per_day: float | None
     rated_drive_writes_per_day: float | None
     years: float | None
+    write_rate_share: float | None
+    """Mean write rate over what the drives write at."""
     token_hit_rate: float | None
     written_share: float
     """Bytes written against admitting everything."""

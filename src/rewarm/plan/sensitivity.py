@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from rewarm.errors import ConfigError
 from rewarm.plan.choose import Choice, choose
-from rewarm.plan.cost import Costs, costs_of
+from rewarm.plan.cost import costs_of
 from rewarm.plan.knobs import Knob, knobs_of
 from rewarm.plan.load import Load
 from rewarm.plan.result import Change
@@ -26,23 +26,21 @@ CHANGES = 3
 
 
 def changes_of(
-    spec: PlanSpec, costs: Costs, load: Load, base: Choice, daily_writes: dict[str, float],
+    spec: PlanSpec, load: Load, base: Choice, daily_writes: dict[str, float],
     progress: Callable[[str], None] = lambda name: None,
 ) -> tuple[Change, ...]:  # fmt: skip
     """The inputs nearest to changing the kind of the choice, nearest first."""
     found: list[tuple[float, Change]] = []
     for knob in knobs_of(spec):
         progress(knob.name)
-        turn = _nearest_turn(knob, spec, load, base, daily_writes)
+        turn = _nearest_turn(knob, load, base, daily_writes)
         if turn is not None:
             found.append(turn)
     found.sort(key=lambda row: row[0])
     return tuple(change for _, change in found[:CHANGES])
 
 
-def _nearest_turn(
-    knob: Knob, spec: PlanSpec, load: Load, base: Choice, daily_writes: dict[str, float]
-) -> tuple[float, Change] | None:
+def _nearest_turn(knob: Knob, load: Load, base: Choice, daily_writes: dict[str, float]) -> tuple[float, Change] | None:
     def other(value: float) -> Choice | None:
         """The choice at another value, if it is of another kind. A value that cannot be changes nothing."""
         try:

@@ -151,7 +151,7 @@ def _point(duty: float, bound: float, compute_s: float, size: float, node: float
 
 
 def _verdict(array: str, local: str, nodes: int, ports: int, duty: float, with_moves: float, home: float) -> str:
-    where = f"{nodes} nodes on {ports} port{'s' if ports > 1 else ''} of {array}"
+    where = f"{_plural(nodes, 'node')} on {_plural(ports, 'port')} of {array}"
     if duty <= 0:
         text = f"{where}: slower than {local} in every node at any duty"
     elif duty >= 1:
@@ -162,3 +162,7 @@ def _verdict(array: str, local: str, nodes: int, ports: int, duty: float, with_m
         moved = "at any duty" if with_moves >= 1 else f"up to a duty of {with_moves:.1%}"
         text += f"; counting the {1 - home:.0%} of turns that a local drive cannot serve and has to recompute, {moved}"
     return text
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -9,6 +9,7 @@ Everything random is in the requests: the same requests give the same outcome.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections import deque
@@ -117,7 +118,8 @@ class _Run:
         self._prefill_at = len(self._stations)
         self._stations += [OneByOne(1.0) for _ in range(instances)]
         self._decode_at = len(self._stations)
-        self._stations += [Sharing(1.0, lambda n: 1 / fleet.tpot_s(n)) for _ in range(instances)]
+        pace = functools.cache(lambda count: 1 / fleet.tpot_s(count))
+        self._stations += [Sharing(1.0, pace) for _ in range(instances)]
         self._active: list[set[int]] = [set() for _ in fleet.sources]
         self._busy_since = [math.nan] * self._prefill_at
         self._busy = [0.0] * self._prefill_at
