@@ -39,6 +39,9 @@ Place = tuple[str, int]
 Damage = tuple[str, int, int]
 """A damaged copy: writer id, segment number, offset."""
 
+LOG = 0
+"""No segment has this number: a drop that names it says that damage of the log at this offset is known."""
+
 
 class WriterView(msgspec.Struct):
     """What one writer's log says."""
@@ -47,8 +50,9 @@ class WriterView(msgspec.Struct):
     namespace: bytes = b""
     blocks: int = 0
     log_bytes: int = 0
-    skipped_bytes: int = 0
+    skips: list[tuple[int, int]] = []
     torn_tail: bool = False
+    unreadable: bool = False
     alive: bool = False
     entries: dict[int, list[npt.NDArray[np.void]]] = {}
 
@@ -62,6 +66,10 @@ class PoolView(msgspec.Struct):
     evicted: set[Place]
     dropped: set[Damage]
     unreadable: list[Finding]
+
+
+FIXABLE = ("damaged_block", "damaged_log")
+"""What a drop takes care of: the damage is known from then on, and the next save of a lost block writes it anew."""
 
 
 def read_pool(pool: Pool, *, direct: bool, local: bool) -> PoolView:
@@ -88,6 +96,7 @@ def _read_log(pool: Pool, file: FileFacts, reader: LogReader, one: WriterView, v
     try:
         descriptor = open_regular(path, read_flags(direct))
     except OSError as error:
+        one.unreadable = True
         view.unreadable.append(Finding("unreadable_log", _inside(pool, path), error.strerror or str(error)))
         return
     try:
@@ -101,11 +110,12 @@ def _read_log(pool: Pool, file: FileFacts, reader: LogReader, one: WriterView, v
             elif frame.kind in (Kind.SEALED, Kind.EVICTED, Kind.DROPPED):
                 _note_references(view, Kind(frame.kind), frame.references())
     except OSError as error:
+        one.unreadable = True
         view.unreadable.append(Finding("unreadable_log", _inside(pool, path), error.strerror or str(error)))
     finally:
         os.close(descriptor)
     one.log_bytes += file.size
-    one.skipped_bytes += tail.skipped_bytes
+    one.skips += tail.skips
     one.torn_tail |= tail.offset < file.size
 
 
@@ -142,11 +152,9 @@ def check_pool(
         drop(check.damage)
     if drop:
         check.remove_orphans()
-    fixed = drop is not None
-    findings = [*view.unreadable, *(msgspec.structs.replace(f, fixed=fixed) for f in check.findings)]
-    return CheckReport(
-        not any(not f.fixed for f in findings), findings, check.notes, check.blocks, check.bytes_verified
-    )
+    fixed = [msgspec.structs.replace(f, fixed=drop is not None and f.kind in FIXABLE) for f in check.findings]
+    findings = [*view.unreadable, *fixed]
+    return CheckReport(all(f.fixed for f in findings), findings, check.notes, check.blocks, check.bytes_verified)
 
 
 class _Check:
@@ -168,8 +176,13 @@ class _Check:
     def writer(self, one: WriterView) -> None:
         """Verify one writer's log and segments."""
         where = f"writers/{one.writer}"
-        if one.skipped_bytes:
-            self.findings.append(Finding("damaged_log", where, f"{one.skipped_bytes} bytes of the log are not frames"))
+        for start, end in one.skips:
+            found = Finding("damaged_log", f"{where}@{start}", f"{end - start} bytes of the log are not frames")
+            if (one.writer, LOG, start) in self._view.dropped:
+                self.notes.append(found)
+            else:
+                self.findings.append(found)
+                self.damage.append((one.writer, LOG, start))
         if one.torn_tail and not one.alive:
             self.notes.append(Finding("torn_tail", where, "the writer ended while it wrote its last frame"))
         for place, file in self._view.files.items():
@@ -183,7 +196,7 @@ class _Check:
         if place in self._view.evicted:
             self.notes.append(Finding("evicted_left", where, "announced as evicted and still there"))
             return
-        if not batches and not one.alive:
+        if not batches and not one.alive and not one.unreadable:
             self.notes.append(Finding("orphan_segment", where, "no published block lies in it, and its writer is gone"))
             self.orphans.append(path)
             return

@@ -17,20 +17,21 @@ READ_BYTES = 4 * FRAME_BYTES_MAX
 
 
 class LogTail:
-    """How far one writer's log was read."""
+    """How far one writer's log was read; `skips` are the spans, first byte and end, that held no frame."""
 
     def __init__(self, writer: str) -> None:
         self.writer = writer
         self.epoch = 1
         self.offset = 0
         self.sequence = 0
-        self.skipped_bytes = 0
+        self.skips: list[tuple[int, int]] = []
         self.namespace: bytes | None = None
         self.listed = False
 
     def rewind(self) -> None:
         """Begin again: files may have come back, or gone."""
-        self.offset = self.sequence = self.skipped_bytes = 0
+        self.offset = self.sequence = 0
+        self.skips = []
         self.listed = False
 
 
@@ -86,7 +87,7 @@ class LogReader:
             for at in range(0, count - PAGE + 1, PAGE):
                 frame = self._next(data, at, tail)
                 if frame:
-                    tail.skipped_bytes += start + at - tail.offset
+                    tail.skips.append((tail.offset, start + at))
                     tail.offset = start + at
                     return True
             if count < READ_BYTES:
