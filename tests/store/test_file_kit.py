@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from rewarm.store.opening import open_store
 
 from rewarm.store.contract import Store
+from rewarm.store.opening import open_store
 from rewarm.testing import StoreMachine, StoreTests
 
 
