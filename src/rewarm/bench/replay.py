@@ -112,9 +112,13 @@ def _cold_notes(run: _Run) -> list[str]:
 
 
 def _fill(run: _Run, stages: Stages) -> None:
-    distinct = {id(pool): (name, pool) for name, pool in run.pools.items()}
-    for name, pool in distinct.values():
-        with stages(f"filling {name}", run.sessions.bytes_total) as progress, pool.writer() as store:
+    first_names = {pool.url: name for name, pool in reversed(run.pools.items())}
+    for name in reversed(first_names.values()):
+        pool = run.pools[name]
+        with (
+            stages(f"filling {_label(run.job, name)}", run.sessions.bytes_total) as progress,
+            pool.writer() as store,
+        ):
             populate(store, run.sessions, run.payload, progress.advance)
         pool.make_cold()
 
