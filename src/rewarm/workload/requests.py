@@ -146,6 +146,8 @@ class RequestsBuilder:
             raise ConfigError(f"{row.where}: input tokens are {row.input_tokens}; allowed are 1 to {INPUT_TOKENS_MAX}")
         if row.output_tokens < 0:
             raise ConfigError(f"{row.where}: output tokens are {row.output_tokens}; they cannot be negative")
+        if row.blocks and not (min(row.blocks) >= 0 and max(row.blocks) < 1 << 64):
+            raise ConfigError(f"{row.where}: block ids are {min(row.blocks)} to {max(row.blocks)}; allowed: 64 bits")
         if self._block_tokens and len(row.blocks) > -(-row.input_tokens // self._block_tokens):
             raise ConfigError(
                 f"{row.where}: {len(row.blocks)} blocks for {row.input_tokens} input tokens; "
