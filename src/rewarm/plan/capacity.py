@@ -10,6 +10,7 @@ from rewarm.plan.result import Capacity, Writes
 from rewarm.plan.spec import Fleet, Medium, PlanSpec
 from rewarm.plan.traceload import TraceData
 from rewarm.workload import HitCurveBuilder
+from rewarm.workload.hitcurve import NEVER
 
 SHARES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 """Of what an infinite cache hits."""
@@ -68,7 +69,7 @@ def _from_trace(spec: PlanSpec, costs: Costs, data: TraceData, medium: Medium, a
     per_token = max(costs.bytes_per_token, 1)
     capacity = (medium.capacity or np.inf) * medium.drives * _share(spec, medium) / per_token
     tokens = tier_tokens(routed, found, dram_tokens=0.0, sources=((False, capacity),), admission=admission)
-    missing = admitted_touches(routed.requests, admission) & (found.local >= capacity / data.block_tokens)
+    missing = admitted_touches(routed.requests, admission) & (found.local >= min(capacity / data.block_tokens, NEVER))
     missed = float(routed.requests.block_tokens_of(data.block_tokens)[missing].sum())
     duration = max(float(data.requests.arrival_s[-1] - data.requests.arrival_s[0]), 1e-9)
     copies = spec.fleet.nodes if spec.workload.trace_per_node else 1
