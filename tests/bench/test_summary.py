@@ -8,7 +8,7 @@ import pytest
 
 from rewarm.bench.recompute import Prefiller, percentiles
 from rewarm.bench.result import Cell, CellBytes, Percentiles, Recompute
-from rewarm.bench.summary import summarise, verdicts
+from rewarm.bench.summary import differences, summarise, verdicts
 from rewarm.errors import ConfigError
 from rewarm.geometry.presets import load_model
 from rewarm.workload.job import make_job
@@ -117,3 +117,31 @@ def test_gpus_follow_the_ranks_and_an_unknown_one_is_named() -> None:
         Prefiller.of(load_model(job.model), job)
     job = make_job({"model": "Llama-3.1-8B", "tokens": 1024, "tp": 4, "targets": {"a": "memory:"}}, "test")
     assert Prefiller.of(load_model(job.model), job).gpus == 4
+
+
+def test_differences_have_their_noise_and_stay_within_their_kind() -> None:
+    found = differences(
+        summarise(
+            [
+                *cells("a", [2.0, 2.0, 2.2]),
+                *cells("b", [1.0, 1.0, 1.1]),
+                *cells("c", [1.0, 1.0], emulated=True, recompute=None),
+            ]
+        )
+    )
+    assert [(d.target, d.against, d.emulated) for d in found] == [
+        ("a", "recompute", False),
+        ("b", "recompute", False),
+        ("b", "a", False),
+    ]
+    assert [d.ratio for d in found] == pytest.approx([2.0, 4.0, 2.0])
+    assert all(d.claimed for d in found)
+
+
+def test_a_difference_without_noise_or_figure_is_not_claimed() -> None:
+    single = differences(summarise([cell("a", 1.0)]))[0]
+    failed = differences(summarise([cell("a", None), cell("a", None, 1)]))[0]
+    within = differences(summarise([*cells("a", [4.0, 2.0, 6.0])]))[0]
+    assert (single.noise, single.claimed) == (None, False)
+    assert (failed.ratio, failed.claimed) == (None, False)
+    assert (within.ratio, within.claimed) == (1.0, False)

@@ -60,6 +60,9 @@ def check_all_came_back(reading: WaveReading) -> None:
         assert restore.hit_bytes == SESSIONS.bytes_per_session
         assert restore.wrong_blocks == 0
         assert 0 < restore.last_byte_s <= reading.seconds
+        assert restore.submitted_s >= 0
+        assert restore.first_byte_s is not None
+        assert 0 <= restore.first_byte_s <= restore.last_byte_s
     assert reading.seconds == max(restore.last_byte_s for restore in reading.restores)
 
 

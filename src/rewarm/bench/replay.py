@@ -25,7 +25,7 @@ from rewarm.bench.populate import populate
 from rewarm.bench.recompute import Prefiller, percentiles
 from rewarm.bench.result import SCHEMA, Ceiling, Cell, CellBytes, Request, Result
 from rewarm.bench.stages import Stages
-from rewarm.bench.summary import summarise, verdicts
+from rewarm.bench.summary import differences, summarise, verdicts
 from rewarm.bench.wave import Restore, Wave, WaveReading
 from rewarm.geometry.presets import load_model
 from rewarm.store.contract import Outcome, Stats, Store
@@ -245,6 +245,9 @@ def _request(restore: Restore, modelled_s: float, blocks: int) -> Request:
         ttft_s=None if ttft_s == float("inf") else ttft_s,
         hits=restore.hits,
         misses=blocks - restore.hits,
+        submitted_s=restore.submitted_s,
+        first_byte_s=restore.first_byte_s,
+        last_byte_s=restore.last_byte_s if restore.hits else None,
     )
 
 
@@ -274,6 +277,7 @@ def _result(run: _Run) -> Result:
         ceiling=run.ceilings,
         cells=run.cells,
         summary=summary,
+        differences=differences(summary),
         verdicts=verdicts(summary),
         notes=run.notes,
     )

@@ -21,12 +21,19 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a wave: the full sample behind the percentiles. `ttft_s` is null when a block was missing."""
+    """One request of a wave: the full sample behind the percentiles. `ttft_s` is null when a block was missing.
+
+    Seconds count from the wave's start: when the client had submitted it, when its first blocks had come back
+    verified, when its last had. The first two are null in results of versions that did not keep them.
+    """
 
     session: int
     ttft_s: float | None
     hits: int
     misses: int
+    submitted_s: float | None = None
+    first_byte_s: float | None = None
+    last_byte_s: float | None = None
 
 
 class CellBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +122,20 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     recompute: Recompute | None
 
 
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Two medians (p50 of `ttft_s`) at one concurrency. `ratio` is that of `against` over that of `target`: above 1
+    the target is faster. `noise` is the larger spread of the two; null with one repeat. `claimed` says whether the
+    difference is larger than the noise; against recompute, which is modelled, the noise is the target's alone."""
+
+    target: str
+    against: str
+    concurrency: int
+    emulated: bool
+    ratio: float | None
+    noise: float | None
+    claimed: bool
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A whole run. `job` is the job as it was run, defaults included."""
 
@@ -130,6 +151,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     summary: list[Summary]
     verdicts: list[str]
     notes: list[str]
+    differences: list[Difference] = []
 
     @property
     def failures(self) -> list[str]:

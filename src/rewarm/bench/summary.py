@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import median
 
-from rewarm.bench.result import Cell, Percentiles, Recompute, Summary
+from rewarm.bench.result import Cell, Difference, Percentiles, Recompute, Summary
 from rewarm.units import format_duration, format_rate
 
 _COLD_ORDER = ("failed", "not_provable", "proven")
@@ -73,6 +73,38 @@ def verdicts(summaries: Sequence[Summary]) -> list[str]:
     return [line for line in lines if line]
 
 
+def differences(summaries: Sequence[Summary]) -> list[Difference]:
+    """Every target against recompute, and against each other target of its kind, at each concurrency."""
+    found = [
+        _difference(summary, "recompute", summary.recompute.ttft_s.p50, summary.spread)
+        for summary in summaries
+        if summary.recompute is not None
+    ]
+    for one, other in combinations(summaries, 2):
+        if one.target != other.target and (one.concurrency, one.emulated) == (other.concurrency, other.emulated):
+            found.append(_difference(other, one.target, one.ttft_s.p50, _noise(one, other)))
+    return found
+
+
+def _difference(summary: Summary, against: str, their_s: float | None, noise: float | None) -> Difference:
+    mine_s = summary.ttft_s.p50
+    ratio = None if mine_s is None or their_s is None else their_s / mine_s
+    return Difference(
+        target=summary.target,
+        against=against,
+        concurrency=summary.concurrency,
+        emulated=summary.emulated,
+        ratio=ratio,
+        noise=noise,
+        claimed=ratio is not None and noise is not None and abs(ratio - 1) > noise,
+    )
+
+
+def _noise(one: Summary, other: Summary) -> float | None:
+    """The larger spread of two; None as soon as one has none."""
+    return None if one.spread is None or other.spread is None else max(one.spread, other.spread)
+
+
 def against_recompute(group: Sequence[Summary]) -> str:
     """One sentence on a measured target beside recompute; empty when that cannot be modelled."""
     parts = [_one_against_recompute(summary) for summary in group]
@@ -104,15 +136,14 @@ def _between(one: Summary, other: Summary) -> str:
     """Two targets at one concurrency: how much faster the second is, or that it cannot be told."""
     label = f"{other.target} against {one.target} at concurrency {one.concurrency}"
     label += " (both emulated)" if one.emulated else ""
-    a, b = one.ttft_s.p50, other.ttft_s.p50
-    if a is None or b is None:
+    found = _difference(other, one.target, one.ttft_s.p50, _noise(one, other))
+    if found.ratio is None:
         return f"{label}: no figure, requests failed"
-    if one.spread is None or other.spread is None:
-        return f"{label}: {a / b:.2f}x, from one repeat: without a spread nothing is claimed"
-    noise = max(one.spread, other.spread)
-    if abs(a / b - 1) <= noise:
-        return f"{label}: no difference beyond noise ({a / b:.2f}x, spread of the repeats {noise:.0%})"
-    return f"{label}: median time to first token {a / b:.2f}x as short (spread of the repeats {noise:.0%})"
+    if found.noise is None:
+        return f"{label}: {found.ratio:.2f}x, from one repeat: without a spread nothing is claimed"
+    if not found.claimed:
+        return f"{label}: no difference beyond noise ({found.ratio:.2f}x, spread of the repeats {found.noise:.0%})"
+    return f"{label}: median time to first token {found.ratio:.2f}x as short (spread of the repeats {found.noise:.0%})"
 
 
 def _gpus(recompute: Recompute) -> str:

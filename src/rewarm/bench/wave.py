@@ -30,7 +30,8 @@ RELEASE_S = 60.0
 
 @dataclass
 class Restore:
-    """One request under way and what became of it. `last_byte_s` counts from the wave's start."""
+    """One request under way and what became of it. Seconds count from the wave's start; `first_byte_s` is None until
+    a block has come back."""
 
     session: int
     keys: list[bytes]
@@ -40,6 +41,8 @@ class Restore:
     unchecked: list[tuple[int, Arena]] = field(default_factory=list)
     hit_bytes: int = 0
     wrong_blocks: int = 0
+    submitted_s: float = 0.0
+    first_byte_s: float | None = None
     last_byte_s: float = 0.0
 
     @property
@@ -95,6 +98,7 @@ class Wave:
         self._restores = [Restore(s, sessions.keys(s), sessions.numbers(s)) for s in range(concurrency)]
         self._limit_s = _GRACE_S + concurrency * sessions.bytes_per_session / SLOWEST_BYTES_PER_S
         self._flying: dict[int, _Slice] = {}
+        self._start = 0.0
 
     def run(self, device_number: tuple[int, int] | None = None) -> WaveReading:
         """Restore everything and compare it. Raises `StorageError` when the medium keeps our memory."""
@@ -111,6 +115,7 @@ class Wave:
 
     def _serve(self, poll: select.epoll, start: float) -> None:
         """Drive all requests to their end, or to the limit; on the way out no memory of ours is in the kernel."""
+        self._start = start
         try:
             for slot in range(self._region.slots):
                 for request, restore in enumerate(self._restores):
@@ -137,6 +142,8 @@ class Wave:
         restore.next_slice += 1
         buffers = self._destinations.buffers(self._region, request, slot, blocks)
         transfer = self._store.load(restore.keys[blocks.start : blocks.stop], buffers)
+        if restore.next_slice == 1:
+            restore.submitted_s = time.monotonic() - self._start
         self._flying[transfer.fileno()] = _Slice(restore, request, slot, blocks, buffers, transfer)
         poll.register(transfer.fileno(), select.EPOLLIN)
 
@@ -149,6 +156,8 @@ class Wave:
                 restore.hit_bytes += len(buffer)
                 restore.unchecked.append((restore.numbers[block], buffer))
                 restore.last_byte_s = now
+        if restore.hits and restore.first_byte_s is None and piece.transfer.first_verdict_at is not None:
+            restore.first_byte_s = piece.transfer.first_verdict_at - self._start
         if not piece.transfer.wait_released(RELEASE_S):
             raise StorageError(
                 f"reads are still running {RELEASE_S:.0f} s after they were given up; the medium does not answer"

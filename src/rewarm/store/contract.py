@@ -175,6 +175,10 @@ class Transfer(Protocol):
     def outcomes(self) -> list[Outcome | None]:
         """One outcome per key, in key order; None where there is no verdict yet."""
 
+    @property
+    def first_verdict_at(self) -> float | None:
+        """`time.monotonic()` when the first block got its verdict; None before that."""
+
     def wait(self, timeout: float | None = None) -> list[bool]:
         """Wait for verdicts; what has none after `timeout` seconds becomes `timed_out`. True per key: hit or saved."""
 

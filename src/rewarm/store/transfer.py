@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -90,12 +91,18 @@ class BatchTransfer:
         self._wake = wake
         self._condition = threading.Condition()
         self._released = False
+        self._first_verdict_at: float | None = None
         self._eventfd = -1
 
     @property
     def outcomes(self) -> list[Outcome | None]:
         """One outcome per key, in key order; None where there is no verdict yet."""
         return [None if code == PENDING else OUTCOMES[code] for code in self._codes.tolist()]
+
+    @property
+    def first_verdict_at(self) -> float | None:
+        """`time.monotonic()` when the first block got its verdict; None before that."""
+        return self._first_verdict_at
 
     def done(self) -> bool:
         """True when every block has a verdict."""
@@ -167,6 +174,8 @@ class BatchTransfer:
         self._wake()
 
     def _verdicts_given(self, codes: npt.NDArray[np.uint8]) -> None:
+        if self._first_verdict_at is None:
+            self._first_verdict_at = time.monotonic()
         self._counters.outcomes(codes, loading=self._loading)
         self._pending -= len(codes)
         if self._pending == 0:
