@@ -1,7 +1,7 @@
 """From blocks to operations: merges what is contiguous on both sides, splits what is large. Pure and vectorised.
 
 One operation per block in file order; blocks that follow each other in the file *and* in memory become one operation,
-and nothing is longer than `OPERATION_BYTES`, so that one large block also keeps several requests in flight.
+and nothing is longer than a limit, so that one large block also keeps several requests in flight.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 OPERATION_BYTES = 1 << 20
-"""Longest single request: large enough to run at the medium's speed, small enough that one block fills a queue."""
+"""Longest single read: large enough to run at the medium's speed, small enough that one block fills a queue."""
 
 Integers = npt.NDArray[np.int64]
 
@@ -30,7 +30,13 @@ class OperationPlan(msgspec.Struct, frozen=True, eq=False):
 
 
 def plan_operations(
-    segments: Integers, offsets: Integers, addresses: Integers, lengths: Integers, *, merge: bool = True
+    segments: Integers,
+    offsets: Integers,
+    addresses: Integers,
+    lengths: Integers,
+    *,
+    merge: bool = True,
+    longest: int = OPERATION_BYTES,
 ) -> OperationPlan:
     """Plan requests for blocks sorted by (segment, offset), shape (blocks,) each; lengths are whole device units.
 
@@ -49,10 +55,10 @@ def plan_operations(
     line = np.concatenate(([0], np.cumsum(lengths)))
     run_start = line[heads]
     run_length = np.append(run_start[1:], line[-1]) - run_start
-    pieces = -(-run_length // OPERATION_BYTES)
+    pieces = -(-run_length // longest)
     run = np.repeat(np.arange(len(heads)), pieces)
-    step = (np.arange(len(run)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * OPERATION_BYTES
-    length = np.minimum(run_length[run] - step, OPERATION_BYTES)
+    step = (np.arange(len(run)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * longest
+    length = np.minimum(run_length[run] - step, longest)
     start = run_start[run] + step
     first = np.searchsorted(line, start, "right") - 1
     last = np.searchsorted(line, start + length, "left") - 1

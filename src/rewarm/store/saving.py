@@ -20,6 +20,9 @@ GROUP_BLOCKS = 1024
 GROUP_BYTES = 16 << 20
 """Blocks published by one write to the log: spreads its cost, while later groups keep the device busy."""
 
+WRITE_BYTES = 4 << 20
+"""Longest single write. Writes that extend a file wait for each other in the kernel: few long ones beat many short."""
+
 TAG_SHIFT = 32
 
 
@@ -96,7 +99,7 @@ class Group:
             region[len(view) :] = 0
             addresses[i] = address_of(region)
         same = np.zeros(len(blocks), np.int64)
-        plan = plan_operations(same, np.array(self.offsets, np.int64), addresses, lengths)
+        plan = plan_operations(same, np.array(self.offsets, np.int64), addresses, lengths, longest=WRITE_BYTES)
         operations = np.zeros(len(plan.length), OPERATION)
         operations["tag"] = (self.number << TAG_SHIFT) + np.arange(len(operations))
         operations["opcode"] = WRITE

@@ -1,0 +1,156 @@
+"""Cold restore of one prefix against fio and a bare C ring: the same files, the same order, in one interleaved run.
+
+    python benchmarks/cold_restore.py --bed /mnt/xfs-on-ram --bed /mnt/disk [--blocks 64KiB,1MiB]
+
+For each bed and block size: saves about 1 GiB, then in each round reads it with fio (io_uring, direct, iodepth 32), with
+the C ring (32 in flight, plain and registered buffers; built on the spot if a compiler and liburing are there) and with
+`Store.load`, which also verifies every block. The order of the three changes from round to round. Prints medians,
+spread, CPU seconds per GB, and the ratio of the paired rounds. Bytes are compared with /proc/self/io.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from rewarm.store.opening import open_store
+from rewarm.units import format_size, parse_size
+
+HERE = Path(__file__).parent
+QUEUE = 32
+BYTES = 1 << 30
+SAVE_BYTES = 64 << 20
+
+
+def build_ring(directory: Path) -> Path | None:
+    """The C ring, or None where it cannot be built."""
+    binary = directory / "bare_ring"
+    command = ["cc", "-O2", str(HERE / "bare_ring.c"), "-o", str(binary), "-luring"]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"no C ring: {error}", file=sys.stderr)
+        return None
+    return binary
+
+
+class Bed:
+    """One pool of one block size on one directory."""
+
+    def __init__(self, directory: Path, block: int) -> None:
+        self.block = block
+        self.root = Path(tempfile.mkdtemp(prefix="rewarm-cold-", dir=directory))
+        self.store = open_store(f"file://{self.root}?capacity=1TiB")
+        self.count = BYTES // block
+        self.keys = [i.to_bytes(32, "big") for i in range(self.count)]
+        step = max(SAVE_BYTES // block, 1)
+        for start in range(0, self.count, step):
+            batch = self.keys[start : start + step]
+            content = np.frombuffer(os.urandom(len(batch) * block), np.uint8).reshape(len(batch), block)
+            assert all(self.store.save(batch, content).wait())
+        self.store.flush()
+        arena = np.frombuffer(mmap.mmap(-1, self.count * block), np.uint8)
+        arena[:] = 1
+        self.arena = arena.reshape(self.count, block)
+        self.extents = self._extents()
+
+    def _extents(self) -> list[tuple[Path, int]]:
+        """(segment, payload bytes); blocks of this size leave no gaps."""
+        segments = sorted(self.root.glob("writers/*/*.seg"))
+        return [(path, path.stat().st_size - 4096) for path in segments]
+
+    def rewarm(self) -> tuple[float, float, int]:
+        """Seconds, CPU seconds, bytes of one verified restore."""
+        before = int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0])
+        cpu_s, start_s = time.process_time(), time.perf_counter()
+        good = self.store.load(self.keys, self.arena).wait()
+        seconds, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu_s
+        counted = int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0]) - before
+        assert all(good)
+        payload = self.count * self.block
+        assert abs(counted - payload) < 0.01 * payload, f"not cold: the kernel counted {counted} of {payload}"
+        return seconds, cpu_s, payload
+
+    def ring(self, binary: Path, fixed: bool) -> tuple[float, float, int]:
+        """The same through the C ring."""
+        lines = "\n".join(f"{path} 4096 {size}" for path, size in self.extents)
+        command = [str(binary), str(QUEUE), str(int(fixed)), str(self.block)]
+        result = json.loads(subprocess.run(command, input=lines, text=True, check=True, capture_output=True).stdout)
+        return result["seconds"], result["cpu_s"], result["bytes"]
+
+    def fio(self) -> tuple[float, float, int]:
+        """The same through fio."""
+        seconds = cpu_s = 0.0
+        total = 0
+        for path, size in self.extents:
+            command = ["fio", "--name=r", f"--filename={path}", "--rw=read", f"--bs={self.block}", "--offset=4096"]
+            command += [f"--size={size}", "--direct=1", "--ioengine=io_uring", f"--iodepth={QUEUE}"]
+            command += ["--output-format=json", "--invalidate=0", "--readonly"]
+            job = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["jobs"][0]
+            elapsed = job["read"]["io_bytes"] / job["read"]["bw_bytes"]
+            seconds += elapsed
+            cpu_s += elapsed * (job["usr_cpu"] + job["sys_cpu"]) / 100
+            total += job["read"]["io_bytes"]
+        return seconds, cpu_s, total
+
+    def close(self) -> None:
+        """Remove the pool."""
+        self.store.close()
+        shutil.rmtree(self.root)
+
+
+def run_bed(directory: Path, block: int, ring: Path | None, repeats: int) -> None:
+    """Measure and print one block size on one bed."""
+    bed = Bed(directory, block)
+    try:
+        methods = {"rewarm": bed.rewarm, "fio": bed.fio}
+        if ring:
+            methods |= {"c ring": lambda: bed.ring(ring, False), "c ring, registered": lambda: bed.ring(ring, True)}
+        runs: dict[str, list[tuple[float, float, int]]] = {name: [] for name in methods}
+        bed.rewarm()
+        for number in range(repeats):
+            names = list(methods)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                runs[name].append(methods[name]())
+        rates = {name: [size / seconds / 1e9 for seconds, _, size in of] for name, of in runs.items()}
+        print(
+            f"\n{directory}, {bed.store.stats().device}, blocks of {format_size(block)}, {repeats} interleaved rounds"
+        )
+        for name, of in rates.items():
+            cpu = statistics.median(cpu_s / size * 1e9 for _, cpu_s, size in runs[name])
+            paired = statistics.median(ours / theirs for ours, theirs in zip(rates["rewarm"], of, strict=True))
+            print(
+                f"  {name:20} {statistics.median(of):6.2f} GB/s ({min(of):.2f} .. {max(of):.2f})"
+                f"  {cpu:.3f} CPU s/GB   rewarm at {paired:.2f} of it"
+            )
+    finally:
+        bed.close()
+
+
+def main() -> None:
+    """Run every bed and block size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bed", action="append", required=True, type=Path)
+    parser.add_argument("--blocks", default="64KiB,1MiB,8MiB")
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        ring = build_ring(Path(scratch))
+        for directory in arguments.bed:
+            for block in arguments.blocks.split(","):
+                run_bed(directory, parse_size(block), ring, arguments.repeats)
+
+
+if __name__ == "__main__":
+    main()
