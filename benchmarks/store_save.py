@@ -110,9 +110,8 @@ def main() -> None:
             for name, runs in (("rewarm", ours), ("fio", theirs)):
                 rates = [rate / 1e9 for rate, _ in runs]
                 cpu = statistics.median(cpu for _, cpu in runs)
-                print(
-                    f"  {name:8} {statistics.median(rates):.2f} GB/s ({min(rates):.2f} .. {max(rates):.2f}) {cpu:.3f} CPU s/GB"
-                )
+                spread = f"{statistics.median(rates):.2f} GB/s ({min(rates):.2f} .. {max(rates):.2f})"
+                print(f"  {name:8} {spread} {cpu:.3f} CPU s/GB")
         for blocks in (64, 1000):
             print(f"{directory}: one save call of {blocks} blocks costs {caller_cost(directory, blocks):.2f} ms of CPU")
 
