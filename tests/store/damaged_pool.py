@@ -38,8 +38,13 @@ class Worth:
     spans: list[tuple[int, int, set[bytes]]] = field(default_factory=list)
 
     def lost(self, before: bytes, after: bytes) -> set[bytes]:
-        """Keys whose bytes differ between two contents of the file."""
-        return {key for start, end, keys in self.spans if before[start:end] != after[start:end] for key in keys}
+        """Keys whose bytes differ between two contents of the file, or whose last page is not all there."""
+        return {
+            key
+            for start, end, keys in self.spans
+            if before[start:end] != after[start:end] or len(after) < layout.pages(end)
+            for key in keys
+        }
 
 
 @dataclass(repr=False)
