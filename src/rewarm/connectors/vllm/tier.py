@@ -1,0 +1,248 @@
+"""`RewarmTier`: the `SecondaryTierManager` that keeps vLLM's blocks in a Rewarm store.
+
+vLLM owns everything above: the copy between GPU and DRAM, ranks, groups, pinning, preemption. All methods run on the
+scheduler's thread and return at once; what they do is in `Traffic`. A configuration error stops the start of the
+engine; afterwards nothing raises: what the storage cannot do is a miss.
+
+After `reset_cache` (vLLM calls it when weights may have changed in place) the tier neither restores nor stores until
+the engine is started anew: its namespace names the weights that were there at the start.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+import rewarm.store.opening
+from rewarm.connectors.vllm.identity import Identity, engine_namespace, named_namespace, short_digest
+from rewarm.connectors.vllm.metrics import definitions, observe
+from rewarm.connectors.vllm.rows import Rows
+from rewarm.connectors.vllm.traffic import Limits, Traffic, log
+from rewarm.connectors.vllm.versions import interface
+from rewarm.errors import ConfigError, StorageError
+from rewarm.geometry.namespace import Namespace
+from rewarm.store.contract import Store
+from rewarm.units import format_duration, format_size, parse_duration, parse_size
+
+OPTIONS = ("url", "namespace", "promotion_budget", "deadline", "locality", "engine")
+"""Keys of the tier's configuration beside vLLM's own; `engine` is written by `RewarmConnector`."""
+PROMOTION_BYTES = 4 << 30
+"""More in flight does not make a drive faster; half of the primary region bounds it too."""
+DEADLINE_S = 10.0
+"""A context of ordinary length is recomputed in less: waiting longer for storage cannot pay."""
+REPORT_INTERVAL_S = 1.0
+"""vLLM asks after every step; metrics are read every few seconds."""
+STOP_S = 10.0
+"""How long the end of an engine waits for transfers that the kernel still holds."""
+
+_engine = interface()
+_SecondaryTierManager: Any = _engine.SecondaryTierManager
+
+
+class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """A secondary tier of vLLM's tiering offload; see the module."""
+
+    medium = _engine.base.Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **options: Any,
+    ) -> None:
+        """Open the store and try one block. Raises `ConfigError` and `StorageError`, which stop the engine's start."""
+        _engine.start_tier(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        check_options(options)
+        if options.get("locality") is not None:
+            self.locality = _engine.base.Locality(options["locality"])
+        config = offloading_spec.config
+        identity = msgspec.convert(options["engine"], Identity) if "engine" in options else None
+        self._rows = _rows(primary_kv_view, offloading_spec, identity)
+        namespace = _namespace(options.get("namespace"), identity, config, self._rows.row_bytes)
+        limits = _limits(options, self._rows.region_bytes)
+        self._store: Store = rewarm.store.opening.open_store(options["url"], namespace=namespace)
+        self._store.register(self._rows.region)
+        self._traffic = Traffic(self._store, self._rows, limits)
+        self._serving = True
+        self._reported: dict[str, Any] = {}
+        self._reported_s = 0.0
+        _log_start(options["url"], self._store, self._rows, limits, namespace)
+        try_one_block(self._store, self._rows, limits.deadline_s)
+
+    # The scheduler asks.
+
+    def lookup(self, key: bytes, req_context: Any) -> Any:
+        """HIT or MISS from memory; RETRY only while loads under way use up the budget of the primary region."""
+        if not self._serving or not self._traffic.holds(key):
+            return _MISS
+        return _HIT if self._traffic.offer() else _RETRY
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Start to restore the blocks of one request."""
+        self._traffic.load(job_metadata.job_id, job_metadata.keys, job_metadata.chunk_ids.tolist())
+
+    def submit_store(self, job_metadata: Any) -> None:
+        """Start to store blocks."""
+        keys = job_metadata.keys if self._serving else ()
+        self._traffic.save(job_metadata.job_id, list(keys), job_metadata.chunk_ids.tolist())
+
+    def get_finished_jobs(self) -> Iterable[Any]:
+        """Jobs whose verdicts are in and whose rows the store has released."""
+        return [
+            _engine.job_result(job.job, job.good is None, job.good, job.seconds, job.moved_bytes)
+            for job in self._traffic.finished()
+        ]
+
+    def has_pending_work(self) -> bool:
+        """True while a job is under way, so that the engine keeps asking."""
+        return self._traffic.busy()
+
+    def on_new_request(self, req_context: Any) -> Any:
+        """Blocks are offloaded as they are computed."""
+        return _engine.base.RequestOffloadingContext()
+
+    def on_schedule_end(self, context: Any) -> None:
+        """Offers that led to no load in this step are void."""
+        self._traffic.end_step()
+
+    # Reset and end.
+
+    def drain_jobs(self) -> None:
+        """Wait until no job touches the rows, then stop serving: see the module."""
+        self._traffic.drain()
+        if self._serving:
+            self._serving = False
+            log.warning("rewarm: the engine's cache was reset; nothing is restored or stored until it is started anew")
+
+    def shutdown(self) -> None:
+        """Finish saves within the store's bound and end. Raises `StorageError` while the kernel holds rows."""
+        if self._store is None:
+            return
+        self._store.close()
+        if not self._traffic.stop(STOP_S):
+            raise StorageError("rewarm: the storage still holds memory of the primary region; it is not unmapped")
+        self._rows.release()
+
+    # Metrics.
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        """Metrics of this tier, in vLLM's own terms."""
+        return definitions(_engine.base)
+
+    def get_stats(self) -> Any:
+        """What changed since the last report, as vLLM's stats; None between reports."""
+        now_s = time.monotonic()
+        if now_s - self._reported_s < REPORT_INTERVAL_S:
+            return None
+        self._reported_s = now_s
+        return observe(_engine.Stats(), self._store.stats(), self._traffic, self._reported)
+
+
+_MISS, _HIT, _RETRY = (
+    _engine.base.LookupResult.MISS,
+    _engine.base.LookupResult.HIT,
+    _engine.base.LookupResult.RETRY,
+)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for an unknown or missing key of the tier's configuration."""
+    for name in options:
+        if name not in OPTIONS:
+            near = difflib.get_close_matches(name, OPTIONS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(OPTIONS[:-1])}"
+            raise ConfigError(f"unknown option {name!r} of the tier RewarmTier; {hint}")
+    if not options.get("url"):
+        raise ConfigError('the tier RewarmTier needs "url", for example "file:///mnt/nvme0/kv?capacity=2TiB"')
+
+
+def try_one_block(store: Store, rows: Rows, timeout_s: float) -> bool:
+    """Save one row, load it into another, compare, log. False when it did not come back; the engine starts anyway.
+
+    Rows are free when the engine starts. A region of one row is tried with its own content.
+    """
+    source, target = rows.blocks([0])[0], rows.blocks([rows.count - 1])[0]
+    key = b"rewarm round trip" + os.urandom(16)
+    start_s = time.monotonic()
+    source[:8] = memoryview(os.urandom(8))
+    saving = store.save([key], [source])
+    stored = saving.wait(timeout_s)[0]
+    stored_s = time.monotonic()
+    loading = store.load([key], [target])
+    back = loading.wait(timeout_s)[0] and target[:8].tobytes() == source[:8].tobytes()
+    released = saving.wait_released(timeout_s) and loading.wait_released(timeout_s)
+    if not released:
+        raise StorageError(f"rewarm: the storage did not finish one block within {format_duration(2 * timeout_s)}")
+    size, device = format_size(rows.block_bytes), store.stats().device
+    if stored and back:
+        log.info(
+            "rewarm: one block of %s stored in %s and restored in %s through %s",
+            size,
+            format_duration(stored_s - start_s),
+            format_duration(time.monotonic() - stored_s),
+            device,
+        )
+    else:
+        log.warning(
+            "rewarm: one block of %s did not come back through %s: save %s, load %s",
+            size,
+            device,
+            saving.outcomes[0],
+            loading.outcomes[0],
+        )
+    return stored and back
+
+
+def _rows(view: memoryview, spec: Any, identity: Identity | None) -> Rows:
+    config = spec.config
+    copies = identity.copies if identity else 1
+    one_copy = bool(getattr(spec, "replicated_layout", False)) or config.canonical_layout
+    if one_copy or copies != config.parallel.world_size:
+        copies = 1  # stored whole: some ranks differ, or vLLM keeps one copy itself
+    part_bytes = config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk
+    return Rows(view, copies=copies, part_bytes=part_bytes if copies > 1 else None)
+
+
+def _namespace(name: Any, identity: Identity | None, config: Any, row_bytes: int) -> Namespace:
+    if name is not None:
+        return named_namespace(str(name), config, row_bytes)
+    if identity is not None:
+        return engine_namespace(identity, config, row_bytes)
+    raise ConfigError(
+        "the tier RewarmTier does not know which model it serves: use the connector RewarmConnector "
+        '("kv_connector_module_path": "rewarm.connectors.vllm"), or give the tier a "namespace"'
+    )
+
+
+def _limits(options: Mapping[str, Any], region_bytes: int) -> Limits:
+    half = region_bytes // 2
+    promotion = parse_size(options["promotion_budget"]) if "promotion_budget" in options else PROMOTION_BYTES
+    deadline_s = parse_duration(options["deadline"]) if "deadline" in options else DEADLINE_S
+    if promotion <= 0 or deadline_s <= 0:
+        raise ConfigError("promotion_budget and deadline of the tier RewarmTier must be above 0")
+    return Limits(promotion_bytes=min(promotion, half), save_bytes=half, deadline_s=deadline_s)
+
+
+def _log_start(url: str, store: Store, rows: Rows, limits: Limits, namespace: Namespace) -> None:
+    stats = store.stats()
+    log.info(
+        "rewarm: %s, device %s, namespace %s, %d blocks there; rows of %s, %s in flight at most, deadline %s%s",
+        url,
+        stats.device,
+        short_digest(namespace),
+        stats.blocks,
+        format_size(rows.row_bytes),
+        format_size(limits.promotion_bytes),
+        format_duration(limits.deadline_s),
+        "; one of equal copies stored" if rows.replicated else "",
+    )
+    for refusal in stats.device_refusals:
+        log.info("rewarm: a faster device was not used: %s", refusal)

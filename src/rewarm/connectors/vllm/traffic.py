@@ -1,0 +1,282 @@
+"""Blocks between rows of the primary region and a store: submission, deadlines, release, failed keys, byte budgets.
+
+Knows no engine. `RewarmTier` calls it from the scheduler's thread, which must never wait:
+
+* One load is one `store.load` of all its blocks. It is submitted by a thread of our own, because preparing a batch
+  costs more than a scheduler may spend; the scheduler appends to a queue and reads verdicts from memory.
+* A job is over when its verdicts are in *and* the store has released the memory. A deadline settles the verdicts;
+  rows go back to the engine only after the release.
+* A key whose load failed is a miss until it is saved again.
+
+This is the one place where a failure of the storage becomes a miss, a counter and a log line.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from queue import SimpleQueue
+
+import msgspec
+
+from rewarm.connectors.vllm.rows import Rows
+from rewarm.errors import RewarmError
+from rewarm.store.contract import Outcome, Store, Transfer
+
+log = logging.getLogger("vllm.rewarm")
+"""Below vLLM's own logger, so that its handlers and levels apply."""
+
+FAILED_KEYS_MAX = 100_000
+"""About 20 MB of keys. Above it the oldest are forgotten: they may be tried, and fail, once more."""
+LOG_INTERVAL_S = 5.0
+"""Failures are counted always and logged at most this often: a lost medium fails thousands of blocks a second."""
+SAVE_DEADLINE_S = 60.0
+"""Saves wait behind a full queue; a deadline below this would drop what a slow drive still writes."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one tier. Bytes and seconds."""
+
+    promotion_bytes: int
+    """Rows of the primary region that loads may occupy at one time."""
+    save_bytes: int
+    """Rows that saves may keep pinned at one time."""
+    deadline_s: float
+    """A load without a verdict after this is a miss."""
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """A job that is over. `good` are the keys that were restored or stored; None means all of them."""
+
+    job: int
+    good: list[bytes] | None
+    seconds: float
+    moved_bytes: int
+
+
+class _Job:
+    """One load or save under way."""
+
+    __slots__ = (
+        "cut",
+        "deadline_s",
+        "keys",
+        "loading",
+        "number",
+        "refused",
+        "replicating",
+        "rows",
+        "start_s",
+        "transfer",
+    )
+
+    def __init__(self, number: int, keys: list[bytes], rows: list[int], loading: bool, limit_s: float) -> None:
+        self.number = number
+        self.keys = keys
+        self.rows = rows
+        self.loading = loading
+        self.start_s = time.monotonic()
+        self.deadline_s = self.start_s + limit_s
+        self.transfer: Transfer | None = None
+        self.refused = False
+        """The store did not take it: there is no transfer and will be none."""
+        self.cut = False
+        """Some blocks were refused before the store saw them."""
+        self.replicating = 0
+        """0: not asked for, 1: under way, 2: done."""
+
+
+class Traffic:
+    """All jobs of one tier. `key_state`, `load`, `save` and `finished` belong to one thread, the scheduler's."""
+
+    def __init__(self, store: Store, rows: Rows, limits: Limits) -> None:
+        self.failures: Counter[tuple[str, str]] = Counter()
+        """(load | save, cause) -> blocks, since the start."""
+        self.loaded_bytes = 0
+        self.saved_bytes = 0
+        self._store = store
+        self._rows = rows
+        self._limits = limits
+        self._active: list[_Job] = []
+        self._over: list[Finished] = []
+        self._failed: dict[bytes, None] = {}
+        self._offered_bytes = 0
+        self._loading_bytes = 0
+        self._saving_bytes = 0
+        self._logged_s = -LOG_INTERVAL_S
+        self._unlogged: Counter[tuple[str, str]] = Counter()
+        self._work: SimpleQueue[_Job | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._submit_all, name="rewarm-vllm", daemon=True)
+        self._thread.start()
+
+    # Asked by the scheduler.
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the store has a block that has not failed. Reads memory only."""
+        return key in self._store and not (self._failed and key in self._failed)
+
+    def offer(self) -> bool:
+        """Reserve the bytes of one row for a load that may follow; False while the budget is used up."""
+        row_bytes = self._rows.row_bytes
+        occupied = self._loading_bytes + self._offered_bytes
+        if occupied and occupied + row_bytes > self._limits.promotion_bytes:
+            return False
+        self._offered_bytes += row_bytes
+        return True
+
+    def end_step(self) -> None:
+        """Forget offers that led to no load in this step of the scheduler."""
+        self._offered_bytes = 0
+
+    def load(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
+        """Restore blocks into rows; the result comes from `finished`."""
+        self._loading_bytes += len(keys) * self._rows.row_bytes
+        self._start(_Job(number, list(keys), list(rows), True, self._limits.deadline_s))
+
+    def save(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
+        """Store rows; what does not fit the byte budget is refused now, the last blocks first."""
+        fits = max(0, (self._limits.save_bytes - self._saving_bytes) // self._rows.row_bytes)
+        taken, refused = list(keys)[:fits], len(keys) - fits
+        if refused > 0:
+            self._note({("save", str(Outcome.REFUSED_BUDGET)): refused})
+        if not taken:
+            self._over.append(Finished(number, [], 0.0, 0))
+            return
+        self._saving_bytes += len(taken) * self._rows.row_bytes
+        job = _Job(number, taken, list(rows)[:fits], False, max(SAVE_DEADLINE_S, self._limits.deadline_s))
+        job.cut = refused > 0
+        self._start(job)
+
+    def finished(self) -> list[Finished]:
+        """Jobs that are over since the last call. Enforces deadlines."""
+        over, self._over = self._over, []
+        if self._active:
+            now_s = time.monotonic()
+            alive = self._thread.is_alive()
+            still = []
+            for job in self._active:
+                if self._is_over(job, now_s, alive):
+                    over.append(self._end(job, now_s))
+                else:
+                    still.append(job)
+            self._active = still
+        return over
+
+    def busy(self) -> bool:
+        """True while a job is under way."""
+        return bool(self._active or self._over)
+
+    # The end.
+
+    def drain(self) -> None:
+        """Wait until no job touches the rows. Gives every job up at its deadline, then waits for the release."""
+        warned_s = time.monotonic()
+        while self._active:
+            ended = self.finished()
+            self._over.extend(ended)
+            time.sleep(0.001)
+            if self._active and time.monotonic() - warned_s > LOG_INTERVAL_S:
+                warned_s = time.monotonic()
+                log.warning("rewarm: waiting for the storage to release %d transfers", len(self._active))
+
+    def stop(self, timeout_s: float) -> bool:
+        """Stop the thread and give up jobs; True when no job can touch the rows any more."""
+        self._work.put(None)
+        self._thread.join(timeout_s)
+        end_s = time.monotonic() + timeout_s
+        for job in self._active:
+            if job.transfer is not None:
+                job.transfer.cancel()
+        released = all(
+            job.transfer is None or job.transfer.wait_released(max(0.0, end_s - time.monotonic()))
+            for job in self._active
+        )
+        return released and not self._thread.is_alive()
+
+    # The thread that submits.
+
+    def _submit_all(self) -> None:
+        while (job := self._work.get()) is not None:
+            if job.replicating:
+                self._rows.replicate(job.rows)
+                job.replicating = 2
+                continue
+            try:
+                move = self._store.load if job.loading else self._store.save
+                job.transfer = move(job.keys, self._rows.blocks(job.rows))
+            except (RewarmError, OSError) as error:
+                log.warning("rewarm: the store refused a transfer: %s", error)
+                job.refused = True
+
+    def _start(self, job: _Job) -> None:
+        self._active.append(job)
+        self._work.put(job)
+
+    # What became of a job.
+
+    def _is_over(self, job: _Job, now_s: float, alive: bool) -> bool:
+        transfer = job.transfer
+        if transfer is None:
+            return job.refused or not alive
+        if not transfer.done():
+            if now_s < job.deadline_s:
+                return False
+            transfer.wait(0)
+        if not transfer.released():
+            return False
+        if job.loading and self._rows.replicated and job.replicating < 2:
+            if not job.replicating and alive:
+                job.replicating = 1
+                self._work.put(job)
+            return not alive
+        return True
+
+    def _end(self, job: _Job, now_s: float) -> Finished:
+        good = self._verdicts(job)
+        moved = len(job.keys if good is None else good) * self._rows.block_bytes
+        held = len(job.keys) * self._rows.row_bytes
+        if job.loading:
+            self._loading_bytes -= held
+            self.loaded_bytes += moved
+        else:
+            self._saving_bytes -= held
+            self.saved_bytes += moved
+            for key in job.keys if good is None else good:
+                self._failed.pop(key, None)
+        return Finished(job.number, good, now_s - job.start_s, moved)
+
+    def _verdicts(self, job: _Job) -> list[bytes] | None:
+        """The good keys of a job, None for all; the others are counted, logged and, after a load, remembered."""
+        kind = "load" if job.loading else "save"
+        if job.transfer is None or (job.loading and self._rows.replicated and job.replicating < 2):
+            good: list[bytes] = []
+            causes = {(kind, str(Outcome.LOST_MEDIUM)): len(job.keys)}
+        else:
+            mask = job.transfer.wait(0)
+            if all(mask):
+                return list(job.keys) if job.cut else None
+            good = [key for key, ok in zip(job.keys, mask, strict=True) if ok]
+            outcomes = job.transfer.outcomes
+            causes = Counter((kind, str(outcome)) for outcome, ok in zip(outcomes, mask, strict=True) if not ok)
+        self._note(causes)
+        if job.loading:
+            self._remember(set(job.keys) - set(good))
+        return good
+
+    def _remember(self, keys: set[bytes]) -> None:
+        self._failed.update(dict.fromkeys(keys))
+        while len(self._failed) > FAILED_KEYS_MAX:
+            del self._failed[next(iter(self._failed))]
+
+    def _note(self, causes: dict[tuple[str, str], int]) -> None:
+        self.failures.update(causes)
+        self._unlogged.update(causes)
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= LOG_INTERVAL_S:
+            self._logged_s = now_s
+            what = ", ".join(f"{count} {kind}s {cause}" for (kind, cause), count in sorted(self._unlogged.items()))
+            log.warning("rewarm: blocks not restored or not stored, they will be recomputed: %s", what)
+            self._unlogged.clear()
