@@ -49,7 +49,10 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
 THIRD_PARTY_HOMES = {"click": "cli", "rich": "cli", "simpy": "plan", "pytest": "testing", "hypothesis": "testing"}
 """Packages that one room alone may import; every other one must be a plain dependency."""
 
-BROAD_HANDLERS: dict[tuple[str, str], str] = {}
+BROAD_HANDLERS: dict[tuple[str, str], str] = {
+    ("store/loop.py", "_run"): "the end of a thread: a defect must give every caller a verdict, not a wait for ever",
+    ("store/writing.py", "_run_command"): "another thread waits for the result, and gets the exception instead",
+}
 """(path below src/rewarm, function) -> why this handler may catch everything."""
 
 

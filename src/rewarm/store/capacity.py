@@ -50,9 +50,15 @@ def excess_bytes(pool: Pool, usage: Usage, need: int) -> int:
 
 def fits(pool: Pool, usage: Usage, need: int) -> bool:
     """True when `need` more bytes keep the pool within its capacity and the file system above its floor."""
+    return could_fit(pool, usage, need, ())
+
+
+def could_fit(pool: Pool, usage: Usage, need: int, victims: Iterable[FileFacts]) -> bool:
+    """True when `need` more bytes would fit without these files: nothing is dropped for what has no room anyway."""
+    freed = sum(file.bytes_on_disk for file in victims)
     return (
-        usage.used_bytes + need <= pool.facts.capacity_bytes
-        and usage.free_bytes - need >= FREE_FLOOR * usage.total_bytes
+        usage.used_bytes - freed + need <= pool.facts.capacity_bytes
+        and usage.free_bytes + freed - need >= FREE_FLOOR * usage.total_bytes
     )
 
 

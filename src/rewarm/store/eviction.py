@@ -51,7 +51,10 @@ class Evictor:
         if full:
             excess = max(excess, need)
         if excess:
-            freed = self._drop(self._victims.own_or_abandoned(usage), excess)
+            victims = self._victims.own_or_abandoned(usage)
+            if not full and not capacity.could_fit(self._shared.pool, usage, need, [file for file, _ in victims]):
+                return False
+            freed = self._drop(victims, excess)
             usage = self.measure()
             if full:
                 return freed > 0
@@ -70,7 +73,7 @@ class Evictor:
 
     def erase(self) -> int:
         """Remove everything of this handle's namespace; returns bytes freed. Earlier saves are published."""
-        self._writes.abandon_target()
+        self._writes.appender.abandon()
         usage = self.measure()
         writers = self._tailer.writers_of(self._shared.namespace) | self._tailer.own_writers
         freed = self._drop(self._victims.of_writers(usage, writers), usage.used_bytes)
@@ -83,14 +86,14 @@ class Evictor:
 
     def announce_drops(self, drops: Sequence[tuple[Segment, int]]) -> int:
         """Name damaged copies in the log; returns how many. Raises `OSError`."""
-        writer = self._writes.ensure_writer()
+        writer = self._writes.appender.ensure_writer()
         for segment, offset in drops:
             written = writer.announce(Kind.DROPPED, segment.writer, segment.number, offset)
             self._shared.counters.add(bytes_log=written)
         return len(drops)
 
     def _own(self) -> str | None:
-        return self._writes.writer.id if self._writes.writer else None
+        return self._writes.appender.writer.id if self._writes.appender.writer else None
 
     def _drop(self, victims: Sequence[tuple[FileFacts, Segment]], amount: int) -> int:
         """Announce and unlink victims in order until `amount` bytes are credited."""
@@ -100,7 +103,7 @@ class Evictor:
                 break
             # A full disk may refuse the announcement: readers then learn of it by a miss.
             with contextlib.suppress(OSError):
-                writer = self._writes.ensure_writer()
+                writer = self._writes.appender.ensure_writer()
                 written = writer.announce(Kind.EVICTED, segment.writer, segment.number, SEGMENT_GONE)
                 self._shared.counters.add(bytes_log=written)
             remove_segments(self._shared, [segment])

@@ -182,7 +182,7 @@ class FileStore:
 
     def flush(self) -> None:
         """Wait until everything saved so far is published and synced to the medium."""
-        self._command(self._writes.flush, drained=True)
+        self._command(self._writes.appender.flush, drained=True)
         self._evictor.measure()
 
     def check(self, *, fix: bool = False) -> CheckReport:
@@ -284,7 +284,7 @@ class FileStore:
         medium that fails keeps its copies: it may recover.
         """
         segment = self.segments[slot]
-        own = self._writes.writer is not None and segment.writer == self._writes.writer.id
+        own = self._writes.appender.writer is not None and segment.writer == self._writes.appender.writer.id
         if outcome is Outcome.CORRUPT and attempt == 1 and segment.sealed_bytes is None and not own:
             self._tailer.refresh()
             return self._first_place(key)
@@ -298,7 +298,7 @@ class FileStore:
                     self._drops.append((segment, offset))
             else:
                 return self._other_place(key, slot, offset)
-        if outcome is Outcome.CORRUPT and self._writes.writer is not None:
+        if outcome is Outcome.CORRUPT and self._writes.appender.writer is not None:
             self._writes.put(Command(self._write_drops, drained=False))
         return self._first_place(key)
 
@@ -352,8 +352,8 @@ class FileStore:
         """Somebody removed a segment of ours: if it is the open one, go on in another."""
 
         def roll() -> int:
-            if self._writes.target is not None and self._writes.target.segment is segment:
-                self._writes.abandon_target()
+            if self._writes.appender.target is not None and self._writes.appender.target.segment is segment:
+                self._writes.appender.abandon()
             return 0
 
         self._writes.put(Command(roll, drained=False))

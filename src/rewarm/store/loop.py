@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from rewarm.errors import StorageError
+from rewarm.errors import MisuseError, StorageError
 from rewarm.store.contract import Outcome
 from rewarm.store.devices.base import Completions, Device, Operations
 
@@ -23,6 +23,9 @@ IN_FLIGHT_BYTES = 64 << 20
 """Bytes in flight: enough for a drive's longest queue at 1 MiB each, little enough to cancel quickly."""
 
 Job = TypeVar("Job")
+
+_never_freed: list[object] = []
+"""Loops whose device failed with requests in the kernel: their memory may still be written to, and stays mapped."""
 
 
 class IoLoop(abc.ABC, Generic[Job]):
@@ -65,6 +68,10 @@ class IoLoop(abc.ABC, Generic[Job]):
     def idle(self) -> bool:
         """True when no job is left."""
 
+    @abc.abstractmethod
+    def release_all(self) -> None:
+        """After a failure, with nothing left in the kernel: give back all memory, close all files."""
+
     def finish(self) -> None:
         """Called in the thread when it ends in good order."""
 
@@ -73,10 +80,14 @@ class IoLoop(abc.ABC, Generic[Job]):
         with self._lock:
             if self._stopping or self.broken:
                 return False
-            self._inbox.append(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self.thread_name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self.thread_name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the limit on threads; the next job tries again
+                    return False
+                self._thread = thread
+            self._inbox.append(job)
         self._device.wake()
         return True
 
@@ -119,7 +130,10 @@ class IoLoop(abc.ABC, Generic[Job]):
             self.finish()
         except (StorageError, OSError) as error:
             self._break(f"{self.thread_name}: {error}")
-        self._device.close()
+        except Exception as error:  # noqa: BLE001 a defect of ours must not leave callers waiting for ever
+            self._break(f"{self.thread_name}: {type(error).__name__}: {error}")
+        finally:
+            self._device.close()
 
     def _turn(self) -> bool:
         with self._lock:
@@ -154,3 +168,10 @@ class IoLoop(abc.ABC, Generic[Job]):
         for job in jobs:
             self.accept(job)
         self.give_up(Outcome.LOST_MEDIUM)
+        try:
+            while self._device.in_flight():
+                self._device.reap(1, TICK_S)
+        except (StorageError, MisuseError, OSError):
+            _never_freed.append(self)
+            return
+        self.release_all()

@@ -129,8 +129,19 @@ class ReadLoop(IoLoop[LoadJob]):
 
     def give_up(self, outcome: Outcome) -> None:
         """Every block without a verdict gets this one."""
-        for job in {id(job): job for job in [*self._jobs, *(w.job for w in self._windows.values())]}.values():
+        for job in self._all_jobs():
             job.transfer.settle(job.transfer.pending(), outcome)
+
+    def release_all(self) -> None:
+        """After a failure, with nothing left in the kernel: give back all memory, close all files."""
+        for window in self._windows.values():
+            for path in window.paths:
+                self._side.files.release(path)
+        for job in self._all_jobs():
+            self._release(job)
+
+    def _all_jobs(self) -> set[LoadJob]:
+        return {*self._jobs, *(window.job for window in self._windows.values())}
 
     def idle(self) -> bool:
         """True when no job is left."""

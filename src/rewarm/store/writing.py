@@ -15,18 +15,15 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rewarm.store.appending import FULL, Appender
 from rewarm.store.buffers import BouncePool
 from rewarm.store.contract import Outcome
 from rewarm.store.devices.base import OPERATION, SYNC, Completions, Device
-from rewarm.store.layout import Kind
 from rewarm.store.loop import IoLoop
 from rewarm.store.saving import GROUP_BLOCKS, GROUP_BYTES, TAG_SHIFT, Command, Group, SaveJob, WriteSide
-from rewarm.store.writer import OpenSegment, Writer
 
 SYNC_BYTES = 64 << 20
 """Payload after which a sync is started: bounds what a power loss costs, at a few percent of the bandwidth."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class WriteLoop(IoLoop[SaveJob | Command]):
@@ -45,9 +42,7 @@ class WriteLoop(IoLoop[SaveJob | Command]):
         self._after: dict[int, Callable[[int], None]] = {}
         self._syncs: deque[tuple[int, Callable[[int], None]]] = deque()
         self._next_number = 1
-        self.writer: Writer | None = None
-        self.target: OpenSegment | None = None
-        self._sealing: set[OpenSegment] = set()
+        self.appender = Appender(side, lambda descriptor, then: self._syncs.append((descriptor, then)))
 
     # One turn of the loop, called by the base class.
 
@@ -101,6 +96,8 @@ class WriteLoop(IoLoop[SaveJob | Command]):
         while self._jobs and not self._groups:
             job = self._jobs[0]
             if isinstance(job, Command):
+                if self._busy():
+                    break
                 self._jobs.popleft()
                 self._run_command(job)
             elif job.over():
@@ -111,55 +108,40 @@ class WriteLoop(IoLoop[SaveJob | Command]):
 
     def give_up(self, outcome: Outcome) -> None:
         """Every block without a verdict gets this one; waiting commands fail."""
-        for group in list(self._groups.values()):
-            group.job.transfer.settle(group.job.transfer.pending(), outcome)
+        for save in self._all_saves():
+            save.transfer.settle(save.transfer.pending(), outcome)
         for job in list(self._jobs):
-            if isinstance(job, SaveJob):
-                job.transfer.settle(job.transfer.pending(), outcome)
-            elif self.broken:
+            if isinstance(job, Command):
                 self._jobs.remove(job)
-                job.future.set_exception(OSError(errno.EIO, self.broken))
+                job.future.set_exception(OSError(errno.EIO, self.broken or "the medium does not answer"))
+
+    def release_all(self) -> None:
+        """After a failure, with nothing left in the kernel: give back all memory, close all files."""
+        for save in self._all_saves():
+            self._release(save)
+        self.appender.close_files()
+
+    def _all_saves(self) -> set[SaveJob]:
+        followers = (job for waiting in self._writing.values() for job, _ in waiting)
+        queued = (job for job in self._jobs if isinstance(job, SaveJob))
+        return {*queued, *followers, *(group.job for group in self._groups.values())}
 
     def idle(self) -> bool:
         """True when no job, write or sync is left."""
-        return not (self._jobs or self._groups or self._after or self._syncs)
+        return not self._jobs and not self._busy()
 
     def finish(self) -> None:
         """Seal what is open, sync, close the writer."""
-        if self.target is not None:
-            self._seal_now(self.target)
-        if self.writer is not None:
-            os.fdatasync(self.writer.log.descriptor)
-            self.writer.close()
-
-    # Commands, called in this thread.
-
-    def flush(self) -> int:
-        """Sync segment, log and names; everything saved before is published (a drained command)."""
-        if self.target is not None:
-            os.fdatasync(self.target.descriptor)
-            self.target.unsynced_bytes = 0
-        if self.writer is not None:
-            os.fdatasync(self.writer.log.descriptor)
-            self.writer.sync_names()
-        return 0
-
-    def ensure_writer(self) -> Writer:
-        """This handle's writer, made now if there is none. Raises `OSError`."""
-        if self.writer is None:
-            self.writer = self._side.new_writer()
-        return self.writer
-
-    def abandon_target(self) -> None:
-        """Stop appending to the open segment without sealing it: somebody removed it, or its medium failed."""
-        target, self.target = self.target, None
-        if target is not None:
-            target.full = True
-            self._sealing.add(target)
-            target.segment.gone = True
-            self._seal_if_quiet(target)
+        self.appender.finish()
 
     # Building and sending groups.
+
+    def _busy(self) -> bool:
+        """True while a write or a sync is under way or due."""
+        return bool(self._groups or self._after or self._syncs)
+
+    def _unwritten_bytes(self) -> int:
+        return sum(group.bytes_on_disk() for group in self._groups.values())
 
     def _number(self) -> int:
         self._next_number = self._next_number % 0x7FFFFFFF + 1
@@ -176,11 +158,13 @@ class WriteLoop(IoLoop[SaveJob | Command]):
                 self._release_if_over(job)
                 continue
             try:
-                target = self._target_for(int(job.borrowed.lengths[job.cursor]))
+                target = self.appender.target_for(int(job.borrowed.lengths[job.cursor]), self._unwritten_bytes())
             except OSError as error:
-                self._refuse(job, Outcome.REFUSED_FULL if error.errno in _FULL else Outcome.LOST_MEDIUM)
+                self._refuse(job, Outcome.REFUSED_FULL if error.errno in FULL else Outcome.LOST_MEDIUM)
                 continue
             if target is None:
+                if self._busy():
+                    return None  # What is under way can be evicted once it is sealed.
                 self._refuse(job, Outcome.REFUSED_FULL)
                 continue
             group = self._fill(Group(self._number(), job, target))
@@ -190,22 +174,6 @@ class WriteLoop(IoLoop[SaveJob | Command]):
                 self._start(group)
                 return group
         return None
-
-    def _target_for(self, length: int) -> OpenSegment | None:
-        """The open segment, or a new one once the old is full; None when the pool is full."""
-        if self.target is not None and not self.target.room_for(length):
-            self._seal(self.target)
-        if self.target is None:
-            writer = self.ensure_writer()
-            if not self._side.make_room(max(writer.segment_bytes, length)):
-                return None
-            try:
-                self.target = writer.new_segment()
-            except OSError as error:
-                if error.errno not in _FULL or not self._side.make_room(writer.segment_bytes, full=True):
-                    raise
-                self.target = writer.new_segment()
-        return self.target
 
     def _skip_held(self, job: SaveJob) -> None:
         """Answer blocks at the front that are published already: they must not cost a new segment."""
@@ -285,7 +253,7 @@ class WriteLoop(IoLoop[SaveJob | Command]):
 
     def _recover(self, group: Group) -> None:
         """After a failed write: once more behind an eviction when the medium is full, else refuse."""
-        full = group.failed in _FULL
+        full = group.failed in FULL
         try:
             retry = full and not group.retried and self._side.make_room(group.bytes_on_disk(), full=True)
         except OSError:
@@ -294,19 +262,19 @@ class WriteLoop(IoLoop[SaveJob | Command]):
             group.retried, group.failed, group.sent = True, 0, 0
             self._unsent.append(group)
             return
-        if not full and group.target is self.target:
-            self.abandon_target()
+        if not full and group.target is self.appender.target:
+            self.appender.seal(group.target)
         self._end(group, Outcome.REFUSED_FULL if full else Outcome.LOST_MEDIUM)
 
     def _publish(self, group: Group) -> None:
-        writer = self.writer
+        writer = self.appender.writer
         assert writer is not None
         try:
             written = sum(writer.publish(len(group.job.keys[group.blocks[p[0]]]), e) for p, e in group.entries())
             if self._side.sync_first:
                 os.fdatasync(writer.log.descriptor)
         except OSError as error:
-            self._end(group, Outcome.REFUSED_FULL if error.errno in _FULL else Outcome.LOST_MEDIUM)
+            self._end(group, Outcome.REFUSED_FULL if error.errno in FULL else Outcome.LOST_MEDIUM)
             return
         payload = int(group.job.borrowed.lengths[group.blocks].sum())
         padding = group.bytes_on_disk() - payload
@@ -334,8 +302,7 @@ class WriteLoop(IoLoop[SaveJob | Command]):
                 self._release_if_over(other)
         job.groups -= 1
         self._release_if_over(job)
-        group.target.groups -= 1
-        self._seal_if_quiet(group.target)
+        self.appender.group_over(group.target)
 
     def _refuse(self, job: SaveJob, outcome: Outcome) -> None:
         """Refuse the rest of a job, except what is there already."""
@@ -346,46 +313,16 @@ class WriteLoop(IoLoop[SaveJob | Command]):
         job.transfer.settle([i for i in rest if i not in set(held)], outcome)
 
     def _release_if_over(self, job: SaveJob) -> None:
-        if job.over() and not job.transfer.released():
+        if job.over():
+            self._release(job)
+
+    def _release(self, job: SaveJob) -> None:
+        if not job.transfer.released():
             self._side.counters.add(queued_bytes=-job.queued_bytes, borrowed_bytes=-job.queued_bytes)
             job.transfer.release()
-
-    # Sealing.
-
-    def _seal(self, target: OpenSegment) -> None:
-        if target is self.target:
-            self.target = None
-        target.full = True
-        self._sealing.add(target)
-        self._seal_if_quiet(target)
-
-    def _seal_if_quiet(self, target: OpenSegment) -> None:
-        if target in self._sealing and not target.groups:
-            self._sealing.discard(target)
-            if target.segment.gone:
-                os.close(target.descriptor)
-            else:
-                self._syncs.append((target.descriptor, lambda result: self._sealed(target, result)))
-
-    def _sealed(self, target: OpenSegment, result: int) -> None:
-        writer = self.writer
-        assert writer is not None
-        os.close(target.descriptor)
-        if result < 0 or target.segment.gone:
-            return
-        segment = target.segment
-        try:
-            self._side.counters.add(bytes_log=writer.announce(Kind.SEALED, segment.writer, segment.number, target.end))
-        except OSError:
-            return
-        segment.sealed_bytes = target.end
-
-    def _seal_now(self, target: OpenSegment) -> None:
-        os.fdatasync(target.descriptor)
-        self._sealed(target, 0)
 
     def _run_command(self, command: Command) -> None:
         try:
             command.future.set_result(command.action())
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 whatever it is belongs to the caller, who waits for it
             command.future.set_exception(error)

@@ -1,0 +1,134 @@
+"""Where saves go: the writer of one handle, the segment it fills, and the sealing of those that are full.
+
+Used by one write loop, in its thread. A segment is sealed once the last group that writes to it is over: synced first,
+then named in the log. One whose sync fails is never sealed, and nothing more is written to it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+from rewarm.store.layout import Kind
+from rewarm.store.saving import WriteSide
+from rewarm.store.writer import OpenSegment, Writer
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a medium says that has no room."""
+
+Synced = Callable[[int], None]
+"""Told the result of a sync: 0 or a negative errno."""
+
+
+class Appender:
+    """The open segment of a write loop. `sync` starts an fdatasync of a descriptor."""
+
+    def __init__(self, side: WriteSide, sync: Callable[[int, Synced], None]) -> None:
+        self._side = side
+        self._sync = sync
+        self._sealing: set[OpenSegment] = set()
+        self.writer: Writer | None = None
+        self.target: OpenSegment | None = None
+
+    def ensure_writer(self) -> Writer:
+        """This handle's writer, made now if there is none. Raises `OSError`."""
+        if self.writer is None:
+            self.writer = self._side.new_writer()
+        return self.writer
+
+    def target_for(self, length: int, unwritten_bytes: int) -> OpenSegment | None:
+        """The open segment, or a new one once the old is full; None when the pool is full. Raises `OSError`.
+
+        `unwritten_bytes` are on their way to the medium, which does not count them yet.
+        """
+        if self.target is not None and not self.target.room_for(length):
+            self.seal(self.target)
+        if self.target is None:
+            writer = self.ensure_writer()
+            if not self._side.make_room(max(writer.segment_bytes, length) + unwritten_bytes):
+                return None
+            try:
+                self.target = writer.new_segment()
+            except OSError as error:
+                if error.errno not in FULL or not self._side.make_room(writer.segment_bytes, full=True):
+                    raise
+                self.target = writer.new_segment()
+        return self.target
+
+    def seal(self, target: OpenSegment) -> None:
+        """Fill this segment no more, and seal it when its last group is over."""
+        if target is self.target:
+            self.target = None
+        target.full = True
+        self._sealing.add(target)
+        self._seal_if_quiet(target)
+
+    def abandon(self) -> None:
+        """Fill the open segment no more: somebody removed it."""
+        if self.target is not None:
+            self.target.segment.gone = True
+            self.seal(self.target)
+
+    def group_over(self, target: OpenSegment) -> None:
+        """A group that wrote to this segment is over."""
+        target.groups -= 1
+        self._seal_if_quiet(target)
+
+    def flush(self) -> int:
+        """Sync segment, log and names; everything saved before is published (a drained command)."""
+        if self.target is not None:
+            os.fdatasync(self.target.descriptor)
+            self.target.unsynced_bytes = 0
+        if self.writer is not None:
+            os.fdatasync(self.writer.log.descriptor)
+            self.writer.sync_names()
+        return 0
+
+    def finish(self) -> None:
+        """Seal what is open, sync, close the writer. Raises `OSError`."""
+        target, self.target = self.target, None
+        if target is not None:
+            self._sealed(target, _sync_now(target.descriptor))
+        writer, self.writer = self.writer, None
+        if writer is not None:
+            result = _sync_now(writer.log.descriptor)
+            writer.close()
+            if result:
+                raise OSError(-result, os.strerror(-result))
+
+    def close_files(self) -> None:
+        """After a failure: close everything without sealing it."""
+        for target in self._sealing | ({self.target} if self.target else set()):
+            os.close(target.descriptor)
+        self._sealing.clear()
+        writer, self.target, self.writer = self.writer, None, None
+        if writer is not None:
+            writer.close()
+
+    def _seal_if_quiet(self, target: OpenSegment) -> None:
+        if target in self._sealing and not target.groups:
+            self._sealing.discard(target)
+            if target.segment.gone:
+                os.close(target.descriptor)
+            else:
+                self._sync(target.descriptor, lambda result: self._sealed(target, result))
+
+    def _sealed(self, target: OpenSegment, result: int) -> None:
+        os.close(target.descriptor)
+        writer, segment = self.writer, target.segment
+        if result < 0 or segment.gone or writer is None:
+            return
+        try:
+            self._side.counters.add(bytes_log=writer.announce(Kind.SEALED, segment.writer, segment.number, target.end))
+        except OSError:
+            return
+        segment.sealed_bytes = target.end
+
+
+def _sync_now(descriptor: int) -> int:
+    try:
+        os.fdatasync(descriptor)
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+    return 0
