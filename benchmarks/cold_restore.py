@@ -4,7 +4,8 @@
 
 For each bed and block size: saves about 1 GiB, then in each round reads it with fio (io_uring, direct, iodepth 32),
 with the C ring (32 in flight, plain and registered buffers; built on the spot if a compiler and liburing are there) and
-with `Store.load`, which also verifies every block. The order changes from round to round. Prints medians, spread, CPU seconds per GB, and the ratio of the paired rounds. Bytes are compared with /proc/self/io.
+with `Store.load`, which also verifies every block. The order changes from round to round. Prints medians, spread, CPU
+seconds per GB, and the ratio of the paired rounds. Bytes are compared with /proc/self/io.
 """
 
 from __future__ import annotations
