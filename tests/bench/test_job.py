@@ -56,6 +56,7 @@ def test_a_file_says_the_same_as_flags_and_flags_win(tmp_path: Path) -> None:
         ({"concurrency": [8, 8]}, "list of different numbers"),
         ({"concurrency": [0]}, "'concurrency' must be from 1"),
         ({"sessions": 4}, "4 sessions cannot fill a wave of 32"),
+        ({"gpus": 0}, "'gpus' must be from 1"),
         ({"repeats": 0}, "'repeats' must be from 1"),
         ({"seed": -1}, "'seed' must be from 0"),
     ],

@@ -164,6 +164,19 @@ def test_looking_without_waiting_does_not_wait() -> None:
     assert clock.now == 0.0
 
 
+def test_an_ended_emulation_holds_nothing_back() -> None:
+    clock = Clock()
+    limit = RateLimit(RATE, clock)
+    device = ThrottledDevice(InstantDevice(clock), limit)
+    device.submit(batch([10**9]))
+    assert len(device.reap(1, 0.0)) == 0
+    limit.end()
+    assert len(device.reap(1, 0.0)) == 1
+    device.submit(batch([10**9]))
+    assert len(device.reap(1, 0.0)) == 1
+    assert clock.now == 0.0
+
+
 def test_a_rate_is_above_zero_and_the_name_says_emulated() -> None:
     with pytest.raises(ConfigError, match="above 0"):
         RateLimit(0.0)

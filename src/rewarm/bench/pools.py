@@ -71,9 +71,13 @@ class Pool:
         if self.store:
             yield self.store
             return
-        wrapper = RateLimit(emulated_bytes_per_s).wrap if emulated_bytes_per_s else None
-        with open_store(self.url, namespace=NAMESPACE, device_wrapper=wrapper) as store:
-            yield store
+        limit = RateLimit(emulated_bytes_per_s) if emulated_bytes_per_s else None
+        with open_store(self.url, namespace=NAMESPACE, device_wrapper=limit.wrap if limit else None) as store:
+            try:
+                yield store
+            finally:
+                if limit:
+                    limit.end()
 
 
 def open_pool(stack: ExitStack, name: str, target: Target, payload_bytes: int, tell: Callable[[str], None]) -> Pool:

@@ -30,6 +30,7 @@ class RateLimit:
         self.bytes_per_s = bytes_per_s
         self.clock = clock
         self._free_at = -math.inf
+        self._ended = False
         self._lock = threading.Lock()
 
     def serve(self, lengths: list[int]) -> list[float]:
@@ -42,6 +43,15 @@ class RateLimit:
                 done.append(at)
             self._free_at = at
         return done
+
+    def end(self) -> None:
+        """Hold nothing back any more: a store that closes must not wait for a slow medium that is only emulated."""
+        with self._lock:
+            self._ended = True
+
+    def served(self, due: float) -> bool:
+        """Whether the emulated medium is done with a read that is due then."""
+        return self._ended or due <= self.clock()
 
     def wrap(self, device: Device) -> Device:
         """The device as this medium sees it; the argument to hand to a store as `device_wrapper`."""
@@ -94,9 +104,8 @@ class ThrottledDevice:
 
     def _served(self) -> list[tuple[int, int]]:
         """Take the held completions that the emulated medium is done with: (tag, result)."""
-        now = self._limit.clock()
         served = []
-        while self._held and self._held[0][0] <= now:
+        while self._held and self._limit.served(self._held[0][0]):
             _, tag, result = heapq.heappop(self._held)
             served.append((tag, result))
         return served

@@ -114,7 +114,8 @@ class Wave:
         return WaveReading(self._restores, seconds, counted, client_cpu_s, self._region.whole)
 
     def _serve(self, poll: select.epoll, start: float) -> None:
-        """Drive all requests to their end, or to the limit; on the way out no memory of ours is in the kernel."""
+        """Drive all requests to their end, or to the limit. When it raises, what is in flight is cancelled, and closing
+        the store waits for its release."""
         self._start = start
         try:
             for slot in range(self._region.slots):
@@ -128,11 +129,13 @@ class Wave:
                     piece = self._flying.pop(descriptor)
                     self._settle(piece, now)
                     self._submit(piece.restore, piece.request, piece.slot, poll)
-        finally:
             for piece in self._flying.values():
                 piece.transfer.wait(0)  # what has no verdict has timed out
             for piece in self._flying.values():
                 self._settle(piece, time.monotonic() - start)
+        finally:
+            for piece in self._flying.values():
+                piece.transfer.cancel()
 
     def _submit(self, restore: Restore, request: int, slot: int, poll: select.epoll) -> None:
         """Start the next slice of a request in a free slot; nothing when there is none left."""

@@ -23,6 +23,7 @@ CONCURRENCY_MAX = 1024
 REPEATS_MAX = 100
 TARGETS_MAX = 16
 TOKENS_MAX = 1 << 24
+GPUS_MAX = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -118,6 +119,7 @@ def _check(job: Job, where: str) -> None:
     _in_range(where, "repeats", job.repeats, 1, REPEATS_MAX)
     _in_range(where, "new_tokens", job.new_tokens, 0, TOKENS_MAX)
     _in_range(where, "seed", job.seed, 0, 2**63 - 1)
+    _in_range(where, "gpus", 1 if job.gpus is None else job.gpus, 1, GPUS_MAX)
     if not job.concurrency or len(set(job.concurrency)) != len(job.concurrency):
         raise ConfigError(f"{where}: 'concurrency' is a list of different numbers, got {list(job.concurrency)}")
     for wave in job.concurrency:

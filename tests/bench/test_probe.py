@@ -1,0 +1,88 @@
+"""The probe on a real directory, with small cells: its matrix, its proof, its limits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from rewarm.bench import probe
+from rewarm.bench.medium import medium_of
+from rewarm.bench.probe import ProbeResult, file_bytes, histogram, run_probe
+from rewarm.cli import exits, main
+from rewarm.errors import ConfigError, StorageError
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "FILE_BYTES_MAX", 16 * MIB)
+    monkeypatch.setattr(probe, "FILE_BYTES_MIN", 16 * MIB)
+    monkeypatch.setattr(probe, "CELL_S_MAX", 0.02)
+
+
+def test_every_cell_is_measured_and_reads_are_proven(counted: Path, stage: Any) -> None:
+    told: list[str] = []
+    result = run_probe(counted, stage, told.append)
+    cells = [(r.operation, r.block_bytes, r.in_flight_bytes) for r in result.readings]
+    assert len(set(cells)) == len(cells) == 2 * (4 + 4 + 3 + 2)
+    assert all(in_flight >= block for _, block, in_flight in cells)
+    for reading in result.readings:
+        assert reading.cold == ("proven" if reading.operation == "read" else None)
+        assert 0 < reading.bytes_moved <= 16 * MIB
+        assert reading.bytes_per_s == pytest.approx(reading.bytes_moved / reading.seconds)
+        assert 0 < reading.latency_s.p50 <= reading.latency_s.p90 <= reading.latency_s.p99 <= reading.latency_s.max
+        assert sum(count for _, count in reading.latency_histogram) == reading.bytes_moved // reading.block_bytes
+    assert result.read_bytes_per_s == max(r.bytes_per_s for r in result.readings if r.operation == "read")
+    assert result.failures == []
+    assert list(counted.iterdir()) == []
+    assert len(told) == 1
+    assert told[0].startswith("removed ")
+
+
+def test_the_file_fits_the_room_that_there_is(tmp_path: Path) -> None:
+    medium = medium_of(tmp_path)
+    plenty = msgspec.structs.replace(medium, free_bytes=1 << 40, size_bytes=1 << 40)
+    assert file_bytes(plenty) == 16 * MIB
+    little = msgspec.structs.replace(medium, free_bytes=31 * MIB, size_bytes=31 * MIB)
+    with pytest.raises(StorageError, match=r"has 30.\d MiB to give and a probe needs 32.0 MiB"):
+        file_bytes(little)
+
+
+def test_a_missing_directory_is_named(tmp_path: Path, stage: Any) -> None:
+    with pytest.raises(ConfigError, match="no such directory"):
+        run_probe(tmp_path / "missing", stage, lambda text: None)
+
+
+def test_histograms_count_every_value_in_the_bucket_that_ends_above_it() -> None:
+    step = 10 ** (1 / 20)
+    assert histogram(np.array([1e-7, 1e-6])) == [(1e-6, 2)]
+    for value in (1.5e-6, 5e-4, 2.0):
+        ((bound, count),) = histogram(np.array([value] * 3))
+        assert count == 3
+        assert value <= bound < value * step * (1 + 1e-9)
+    bounds = [bound for bound, _ in histogram(np.geomspace(1e-6, 10, 500))]
+    assert bounds == sorted(set(bounds))
+
+
+def test_the_command_writes_the_medium_file(counted: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    out = tmp_path_factory.mktemp("out") / "medium.json"
+    result = CliRunner().invoke(main, ["probe", str(counted), "-o", str(out)])
+    assert result.exit_code == exits.OK, result.stderr
+    assert "ceiling: read" in result.stdout
+    assert msgspec.json.decode(out.read_bytes(), type=ProbeResult).file_bytes == 16 * MIB
+    documented = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "bench.md").read_text()
+    written = json.loads(out.read_text())
+    assert [name for name in (*written, *written["readings"][0]) if f"`{name}`" not in documented] == []
+
+
+def test_the_command_prints_json(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["probe", str(tmp_path), "--json", "-q"])
+    assert result.exit_code == exits.OK, result.stderr
+    assert json.loads(result.stdout)["schema"] == 1
