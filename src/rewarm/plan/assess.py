@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewarm.plan.cost import Costs
-from rewarm.plan.load import Load, Means, fleet_model
+from rewarm.plan.load import Load, Means, Served, fleet_model
 from rewarm.plan.media import Candidate
 from rewarm.plan.result import Cell, Percentiles, Saturation
 from rewarm.plan.simulate import Outcome, simulate
@@ -20,6 +20,17 @@ from rewarm.plan.spec import PlanSpec
 
 WARMUP_SHARE = 0.2
 """Of a closed loop's requests: left out of its figures."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A candidate at one point of the load before it is simulated: what its requests cost on average."""
+
+    candidate: Candidate
+    point: float
+    served: Served
+    means: Means
+    saturation: Saturation
 
 
 @dataclass(frozen=True)
@@ -32,14 +43,24 @@ class Assessment:
     saturation: Saturation
 
 
+def prepare(spec: PlanSpec, costs: Costs, load: Load, candidate: Candidate, point: float) -> Prepared:
+    """Everything but the times."""
+    served = load.serve(candidate, point)
+    means = served.means(len(candidate.sources))
+    return Prepared(candidate, point, served, means, saturation_of(spec, costs, candidate, means))
+
+
+def run(spec: PlanSpec, costs: Costs, ready: Prepared) -> Assessment:
+    """Simulate a prepared point."""
+    requests = ready.served.requests
+    outcome = simulate(fleet_model(spec, costs, ready.candidate), requests)
+    cell = _cell(spec, ready.candidate, ready.point, outcome, requests.output_tokens, ready.means, ready.saturation)
+    return Assessment(ready.candidate, cell, ready.means, ready.saturation)
+
+
 def assess(spec: PlanSpec, costs: Costs, load: Load, candidate: Candidate, point: float) -> Assessment:
     """Simulate one point."""
-    served = load.serve(candidate, point)
-    outcome = simulate(fleet_model(spec, costs, candidate), served.requests)
-    means = served.means(len(candidate.sources))
-    saturation = saturation_of(spec, costs, candidate, means)
-    cell = _cell(spec, candidate, point, outcome, served.requests.output_tokens, means, saturation)
-    return Assessment(candidate, cell, means, saturation)
+    return run(spec, costs, prepare(spec, costs, load, candidate, point))
 
 
 def _cell(

@@ -152,8 +152,8 @@ def _fit_order(points: list[Point], order: str, peak: float | None) -> tuple[flo
         if fixed >= 0:
             return fixed, peak
     weights = work / measured
-    per_byte = max(float(weights.sum() / (weights @ weights)), least)
-    return 0.0, 1 / per_byte
+    per_byte = float(weights.sum() / (weights @ weights))
+    return 0.0, peak if peak and per_byte <= least else 1 / per_byte
 
 
 def fixed_time(points: list[Point], order: str, bytes_per_s: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rewarm.plan.assess import Assessment, assess
+from rewarm.plan.assess import Assessment, Prepared, prepare, run
 from rewarm.plan.capacity import RATED_YEARS, drive_writes_per_day
 from rewarm.plan.cost import Costs
 from rewarm.plan.load import Load
@@ -32,8 +32,6 @@ class Choice:
     usd_per_million_tokens: float
     bound_s: float
     met: bool
-    why_not: tuple[tuple[str, str], ...]
-    """Candidates that do not count, and why."""
 
     @property
     def candidate(self) -> Candidate:
@@ -59,35 +57,36 @@ def choose(
     daily_writes: dict[str, float],
     known: Sequence[Assessment] = (),
 ) -> Choice:
-    """Assess every option and take one. `daily_writes` are bytes per day of the fleet by medium; `known` are options
-    that were assessed at the heaviest point already."""
+    """Assess the options from the cheapest up and take the first that counts. `daily_writes` are bytes per day of the
+    fleet by medium; `known` are options that were assessed at the heaviest point already."""
     point = heaviest(load)
     done = {one.candidate.sources: one for one in known}
-    assessed = [
-        replace(done[option.sources], candidate=option)
-        if option.sources in done
-        else assess(spec, costs, load, option, point)
-        for option in options_of(spec)
-    ]
-    recompute = assessed[0].cell
+    ready = [prepare(spec, costs, load, option, point) for option in options_of(spec)]
+
+    def assessed(one: Prepared) -> Assessment:
+        if one.candidate.sources not in done:
+            done[one.candidate.sources] = run(spec, costs, one)
+        return replace(done[one.candidate.sources], candidate=one.candidate)
+
+    def cost(one: Prepared) -> float:
+        offered = spec.workload.shape in ("open", "trace")
+        return usd_per_million_tokens(spec, one, point if offered else assessed(one).cell.requests_per_s)
+
     bound = spec.objective.ttft_p90
     if bound is None:
-        bound = recompute.ttft_s.p90 * (1 + 1e-9)
-    reached: list[tuple[float, Assessment]] = []
-    failed: list[tuple[str, str]] = []
-    for one in assessed:
-        reason = why_not(spec, one, bound, daily_writes)
-        if reason is None:
-            reached.append((usd_per_million_tokens(spec, one), one))
-        else:
-            failed.append((one.candidate.name, reason))
-    if reached:
-        least = min(cost for cost, _ in reached)
-        near = [row for row in reached if row[0] <= least * _SAME_COST]
-        cost, one = min(near, key=lambda row: (storage_usd_per_hour(spec, row[1].candidate), _effort(row[1].candidate)))
-        return Choice(one, cost, bound, True, tuple(failed))
-    cost, one = _fastest(spec, assessed)
-    return Choice(one, cost, bound, False, tuple(failed))
+        bound = assessed(ready[0]).cell.ttft_s.p90 * (1 + 1e-9)
+    priced = sorted(((cost(one), index, one) for index, one in enumerate(ready)), key=lambda row: row[:2])
+    found: list[tuple[float, Assessment]] = []
+    for price, _, one in priced:
+        if found and price > found[0][0] * _SAME_COST:
+            break
+        if why_not(spec, assessed(one), bound, daily_writes) is None:
+            found.append((price, assessed(one)))
+    if found:
+        price, best = min(found, key=lambda row: _effort(spec, row[1].candidate))
+        return Choice(best, price, bound, True)
+    price, best = _fastest([(price, assessed(one)) for price, _, one in priced])
+    return Choice(best, price, bound, False)
 
 
 def why_not(spec: PlanSpec, one: Assessment, bound_s: float, daily_writes: dict[str, float]) -> str | None:
@@ -106,14 +105,15 @@ def why_not(spec: PlanSpec, one: Assessment, bound_s: float, daily_writes: dict[
     return None
 
 
-def _effort(candidate: Candidate) -> tuple[int, int]:
-    """What is less to build comes first where nothing else decides."""
+def _effort(spec: PlanSpec, candidate: Candidate) -> tuple[float, int, int]:
+    """Where costs are equal: less storage to buy comes first, then less to build."""
     kinds = ("recompute", "one local drive", "several local drives", "shared array", "tiers")
-    return kinds.index(candidate.kind), sum(source.medium.drives for source in candidate.sources)
+    drives = sum(source.medium.drives for source in candidate.sources)
+    return storage_usd_per_hour(spec, candidate), kinds.index(candidate.kind), drives
 
 
-def _fastest(spec: PlanSpec, assessed: Sequence[Assessment]) -> tuple[float, Assessment]:
+def _fastest(priced: Sequence[tuple[float, Assessment]]) -> tuple[float, Assessment]:
     """Where nothing reaches the objective: the cheapest of those that are as good as the fastest."""
-    best = min((one.cell.saturated, one.cell.ttft_s.p90) for one in assessed)
-    near = [one for one in assessed if (one.cell.saturated, one.cell.ttft_s.p90 / _SAME_TIME) <= best]
-    return min(((usd_per_million_tokens(spec, one), one) for one in near), key=lambda row: row[0])
+    best = min((one.cell.saturated, one.cell.ttft_s.p90) for _, one in priced)
+    near = [row for row in priced if (row[1].cell.saturated, row[1].cell.ttft_s.p90 / _SAME_TIME) <= best]
+    return min(near, key=lambda row: row[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rewarm.plan.assess import Assessment
+from rewarm.plan.assess import Assessment, Prepared
 from rewarm.plan.cost import Costs
 from rewarm.plan.hardware import DRAM_USD_PER_GB, FLASH_USD_PER_TB, GPU_HOUR_USD
 from rewarm.plan.media import Candidate
@@ -52,22 +52,21 @@ def storage_usd_per_hour(spec: PlanSpec, candidate: Candidate) -> float:
     return sum(medium_usd(spec, s.medium, rates) for s in candidate.sources) / rates.hours + rates.dram_hour
 
 
-def usd_per_million_tokens(spec: PlanSpec, assessment: Assessment) -> float:
-    """The cost of one candidate at the load that it was assessed under."""
-    gpu, storage, tokens_per_hour = _parts(spec, assessment)
+def usd_per_million_tokens(spec: PlanSpec, one: Prepared | Assessment, requests_per_s: float) -> float:
+    """The cost of one candidate at a request rate of the fleet."""
+    gpu, storage, tokens_per_hour = _parts(spec, one, requests_per_s)
     return (gpu + storage) / tokens_per_hour * 1e6
 
 
-def _parts(spec: PlanSpec, assessment: Assessment) -> tuple[float, float, float]:
-    rate, means = assessment.cell.requests_per_s, assessment.means
-    gpu = rate * assessment.saturation.gpu_s_per_request * rates_of(spec).instance_hour
-    tokens = rate * (means.input_tokens + means.output_tokens) * 3600
-    return gpu, storage_usd_per_hour(spec, assessment.candidate), tokens
+def _parts(spec: PlanSpec, one: Prepared | Assessment, rate: float) -> tuple[float, float, float]:
+    gpu = rate * one.saturation.gpu_s_per_request * rates_of(spec).instance_hour
+    tokens = rate * (one.means.input_tokens + one.means.output_tokens) * 3600
+    return gpu, storage_usd_per_hour(spec, one.candidate), tokens
 
 
 def money_of(spec: PlanSpec, costs: Costs, assessment: Assessment, context_tokens: int) -> Money:
     """The row of one candidate."""
-    gpu, storage, tokens = _parts(spec, assessment)
+    gpu, storage, tokens = _parts(spec, assessment, assessment.cell.requests_per_s)
     return Money(
         medium=assessment.candidate.name,
         requests_per_s=assessment.cell.requests_per_s,

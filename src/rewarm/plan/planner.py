@@ -136,7 +136,7 @@ def _sentence(spec: PlanSpec, choice: Choice) -> str:
     detail = "" if choice.candidate.name == choice.candidate.kind else f" ({choice.candidate.name})"
     goal = "the objective of" if spec.objective.ttft_p90 is not None else "recompute's"
     bound = f"{goal} {format_duration(choice.bound_s)}"
-    reach = f"within {bound}" if choice.met else f"although nothing keeps to {bound}; it is the fastest"
+    reach = f"within {bound}" if choice.met else f"although nothing keeps to {bound} and nothing is faster"
     cost = f"{choice.usd_per_million_tokens:.3g} USD per million tokens"
     return f"{phrase}{detail}: TTFT p90 {format_duration(cell.ttft_s.p90)}, {reach}, at {cost}"
 
