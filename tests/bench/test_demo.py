@@ -85,6 +85,7 @@ def test_a_small_demo_from_end_to_end(
 ) -> None:
     monkeypatch.setattr(demo, "TOKENS_MAX", 32)
     monkeypatch.setattr(demo, "REPEATS", 1)
+    monkeypatch.setattr(demo, "_TRIAL_BYTES", 32 << 20)
     out = tmp_path_factory.mktemp("out") / "result.json"
     shown = CliRunner().invoke(main, ["demo", "--dir", str(counted), "-o", str(out)])
     result = msgspec.json.decode(out.read_bytes(), type=Result)

@@ -71,18 +71,24 @@ def test_histograms_count_every_value_in_the_bucket_that_ends_above_it() -> None
     assert bounds == sorted(set(bounds))
 
 
-def test_the_command_writes_the_medium_file(counted: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_command_answers_and_writes_the_medium_file(
+    counted: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     out = tmp_path_factory.mktemp("out") / "medium.json"
-    result = CliRunner().invoke(main, ["probe", str(counted), "-o", str(out)])
+    result = CliRunner().invoke(main, ["probe", str(counted), "--json", "-o", str(out)])
     assert result.exit_code == exits.OK, result.stderr
-    assert "ceiling: read" in result.stdout
-    assert msgspec.json.decode(out.read_bytes(), type=ProbeResult).file_bytes == 16 * MIB
-    documented = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "bench.md").read_text()
     written = json.loads(out.read_text())
+    assert written == json.loads(result.stdout)
+    assert msgspec.json.decode(out.read_bytes(), type=ProbeResult).schema == 1
+    documented = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "bench.md").read_text()
     assert [name for name in (*written, *written["readings"][0]) if f"`{name}`" not in documented] == []
 
 
-def test_the_command_prints_json(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["probe", str(tmp_path), "--json", "-q"])
+def test_the_table_has_a_line_for_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "BLOCK_BYTES", (MIB,))
+    monkeypatch.setattr(probe, "IN_FLIGHT_BYTES", (0, 4 * MIB))
+    result = CliRunner().invoke(main, ["probe", str(tmp_path)])
     assert result.exit_code == exits.OK, result.stderr
-    assert json.loads(result.stdout)["schema"] == 1
+    assert [line.split()[1] for line in result.stdout.splitlines() if "1.0 MiB" in line] == ["read"] * 2 + ["write"] * 2
+    assert "ceiling: read" in result.stdout
+    assert "removed" in result.stderr

@@ -21,6 +21,7 @@ from rewarm.bench.cold import Claim, Counting, drop_page_cache, judge, try_count
 from rewarm.bench.counters import take_snapshot
 from rewarm.bench.host import host_facts, package_version
 from rewarm.bench.medium import Medium, medium_of
+from rewarm.bench.payload import SECTOR_BYTES
 from rewarm.bench.pools import FREE_SHARE
 from rewarm.bench.raw import Extent, RawReading, make_operations, random_arena, run_raw
 from rewarm.bench.scratch import Scratch
@@ -156,7 +157,7 @@ def _fill(extent: Extent, choice: Choice, seed: int, advance: Callable[[float], 
     for first in range(0, extent.size, part):
         operations = make_operations([Extent(extent.descriptor, part)], WRITE, MIB, None)
         operations["offset"] += first
-        _run(choice, operations, arena, 16, float("inf"))
+        _run(choice, operations, arena, 16, float("inf"), first // SECTOR_BYTES)
         advance(part)
     os.fsync(extent.descriptor)
 
@@ -172,15 +173,16 @@ def _matrix(
         for in_flight in IN_FLIGHT_BYTES
         if in_flight == 0 or in_flight > block
     ]
+    arena = random_arena(max(IN_FLIGHT_BYTES), seed)
     readings = []
     with stages("reading and writing", len(cells) * extent.size) as progress:
         for number, (opcode, block, in_flight) in enumerate(cells):
-            order = np.random.default_rng([seed, number])
-            operations = make_operations([extent], opcode, block, order)
-            arena = random_arena(in_flight, seed + number)
+            operations = make_operations([extent], opcode, block, np.random.default_rng([seed, number]))
             drop_page_cache([path])
             before = take_snapshot(medium.device_number)
-            reading = _run(choice, operations, arena, in_flight // block, CELL_S_MAX)
+            # No cell writes a sector that an earlier one has written: an array that deduplicates must store them all.
+            first_stamp = (number + 1) * FILE_BYTES_MAX // SECTOR_BYTES
+            reading = _run(choice, operations, arena, in_flight // block, CELL_S_MAX, first_stamp)
             counted = take_snapshot(medium.device_number).since(before)
             claim = Claim(payload=reading.bytes_moved, padding=0, log=0)
             cold = judge(claim, counted, counting)[0] if opcode == READ else None
@@ -190,11 +192,16 @@ def _matrix(
 
 
 def _run(
-    choice: Choice, operations: npt.NDArray[np.void], arena: npt.NDArray[np.uint8], in_flight: int, limit_s: float
+    choice: Choice,
+    operations: npt.NDArray[np.void],
+    arena: npt.NDArray[np.uint8],
+    in_flight: int,
+    limit_s: float,
+    first_stamp: int,
 ) -> RawReading:
     device = choice.open()
     try:
-        return run_raw(device, operations, arena, in_flight, limit_s)
+        return run_raw(device, operations, arena, in_flight, limit_s, first_stamp=first_stamp)
     finally:
         device.close()
 

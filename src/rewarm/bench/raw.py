@@ -83,12 +83,18 @@ def make_operations(
 
 
 def run_raw(
-    device: Device, operations: npt.NDArray[np.void], arena: Arena, in_flight: int, limit_s: float
+    device: Device,
+    operations: npt.NDArray[np.void],
+    arena: Arena,
+    in_flight: int,
+    limit_s: float,
+    *,
+    first_stamp: int = 0,
 ) -> RawReading:
     """Keep `in_flight` operations going, round and round through `operations`, until one pass or `limit_s` is over.
 
     Pre-condition: equal lengths of whole sectors, and an arena of `in_flight` of them; what is written comes from it,
-    with a fresh number in every sector. Raises `StorageError` when one fails.
+    with a number in every sector that counts up from `first_stamp`. Raises `StorageError` when one fails.
     """
     length = int(operations["length"][0])
     slots = min(in_flight, device.depth, len(operations))
@@ -111,7 +117,8 @@ def run_raw(
                 batch["address"] = base + np.array(taken, dtype=np.uint64) * length
                 if writing:
                     # Every sector written is another one: an array that deduplicates must store them all.
-                    stamps[taken] = submitted * stamps.shape[1] + np.arange(room * stamps.shape[1]).reshape(room, -1)
+                    each = stamps.shape[1]
+                    stamps[taken] = first_stamp + submitted * each + np.arange(room * each).reshape(room, each)
                 started_at[taken] = time.monotonic()
                 device.submit(batch)
                 submitted += room
