@@ -20,9 +20,11 @@ import pytest
 from tests.store.devices.helpers import BLOCK, BLOCKS, DEPTH, address_of, block_reads, hang, operations, results
 
 from rewarm.errors import ConfigError, MisuseError
+from rewarm.store.devices import kernel
 from rewarm.store.devices.base import LENGTH_MAX, READ, SYNC, WRITE, Device
 from rewarm.store.devices.batch import DEPTH_MAX
 from rewarm.store.devices.select import LADDER
+from rewarm.store.devices.threads import ThreadsDevice
 
 # Bytes.
 
@@ -223,6 +225,29 @@ def test_a_wake_ends_a_wait_for_many(device: Device, fd: int, arena: npt.NDArray
         device.submit(block_reads(fd, arena, np.arange(5)))
         os.write(writing, b"x" * 10)
         assert len(device.reap(15, 30.0)) == 15
+
+
+def test_a_wake_just_before_the_kernel_waits(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the device has looked for a wake the last time, and before the kernel watches for one."""
+    call = kernel.call
+    due = False
+
+    def waking_first(*arguments: int) -> int:
+        nonlocal due
+        if due:
+            due = False
+            device.wake()
+        return call(*arguments)
+
+    with contextlib.ExitStack() as stack:
+        hang(device, stack, 10)
+        monkeypatch.setattr(kernel, "call", waking_first)
+        for _ in range(20):
+            due = True
+            if isinstance(device, ThreadsDevice):
+                device.wake()  # its wait looks under the lock that a wake takes: there is no such moment
+            assert len(device.reap(10)) == 0
+        monkeypatch.undo()
 
 
 def test_no_wake_is_lost(device: Device) -> None:

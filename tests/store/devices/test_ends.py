@@ -15,7 +15,7 @@ import pytest
 from tests.store.devices.helpers import BLOCK, BLOCKS, DEPTH, block_reads, hang, results
 
 from rewarm.errors import MisuseError
-from rewarm.store.devices import kernel
+from rewarm.store.devices import kernel, uring
 from rewarm.store.devices.base import Device
 from rewarm.store.devices.select import LADDER
 from rewarm.store.devices.threads import ThreadsDevice
@@ -71,6 +71,9 @@ def own_descriptors() -> dict[int, str]:
 
 @pytest.mark.parametrize("name", list(LADDER))
 def test_close_gives_everything_back(name: str) -> None:
+    for thread in threading.enumerate():  # of a context that an earlier test left behind
+        if thread.name == "rewarm-aio-destroy":
+            thread.join(30.0)
     before = own_descriptors()
     running = threading.active_count()
     made = LADDER[name](DEPTH)
@@ -192,6 +195,7 @@ def test_the_ring_makes_one_system_call_for_a_batch_and_its_wait(
         calls.append(arguments)
         return original(*arguments)
 
+    monkeypatch.setattr(uring, "WAIT_SLICE_S", 60.0)  # a slow medium must not cut the wait
     monkeypatch.setattr(kernel, "call", counted)
     results(made, block_reads(fd, arena, np.arange(DEPTH)))
     assert len(calls) == 1

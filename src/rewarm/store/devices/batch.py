@@ -30,6 +30,15 @@ Mask = npt.NDArray[np.bool_]
 
 _maximum = np.maximum.reduce  # half the cost of ndarray.max on a short array
 
+
+def as_rows(operations: Operations) -> npt.NDArray[np.uint64]:
+    """Operations as numbers, shape (n, 5): tag, opcode + (fd << 32), offset, address, length.
+
+    Whole columns cost a third of what fields of a structured array do, and batches are short.
+    """
+    return np.ascontiguousarray(operations).view(np.uint64).reshape(-1, 5)
+
+
 _NOTHING = np.empty(0, COMPLETION)
 
 _live: weakref.WeakSet[BatchDevice] = weakref.WeakSet()
@@ -140,11 +149,15 @@ class BatchDevice:
         highest = _maximum(opcodes)
         if highest > SYNC:
             raise MisuseError(f"unknown opcode {highest}; READ, WRITE or SYNC")
-        if int(_maximum(operations["tag"])) > TAG_MAX:
+        rows = as_rows(operations)
+        tag, _, _, _, length = _maximum(rows).tolist()  # down each column
+        if tag > TAG_MAX:
             raise MisuseError("tags must be below 2**63")
-        syncs = opcodes == SYNC if highest == SYNC else None
-        lengths = operations["length"] if syncs is None else operations["length"][~syncs]
-        if len(lengths) and _maximum(lengths) > LENGTH_MAX:
+        syncs = None
+        if highest == SYNC:
+            syncs = opcodes == SYNC
+            length = int(_maximum(operations["length"], where=~syncs, initial=0))
+        if length > LENGTH_MAX:
             raise MisuseError(f"an operation moves at most {LENGTH_MAX} bytes; split larger ones")
         return syncs
 

@@ -5,9 +5,10 @@ and beside a busy Python thread each one costs up to a switch interval (5 ms) fo
 wants operations started without waiting calls `reap(0)`, which returns at once.
 
 The thread that first calls `submit` or `reap` owns the device to its end: the kernel refuses others (SINGLE_ISSUER),
-and they get `MisuseError`. It must not end with operations in flight: the kernel would wait for them. `wake` is an
-eventfd read kept in the ring, linked to an expired timeout, because of all completions only a timeout ends a wait for
-several at once.
+and they get `MisuseError`. It should close the device before it ends: what is in flight then is cancelled, or completes
+unseen. `wake` is an eventfd read kept in the ring, linked to an expired timeout, because of all completions only a
+timeout ends a wait for several at once. It ends only a wait that has begun: `WAIT_SLICE_S` is for the wake that comes
+while the kernel is still taking the batch.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ import numpy as np
 from rewarm.errors import MisuseError, StorageError
 from rewarm.store.devices import kernel
 from rewarm.store.devices.base import Completions, Operations
-from rewarm.store.devices.batch import BatchDevice, Mask
+from rewarm.store.devices.batch import BatchDevice, Mask, as_rows
 from rewarm.store.devices.buffers import Buffers
 from rewarm.store.devices.ring import SQE, Ring
 
 _OP_FSYNC = 3
 _OP_TIMEOUT = 11
 _OP_READ = 22
-_OP_WRITE = 23
 _FSYNC_DATASYNC = 1
 _IO_LINK = 1 << 2
 
-_OPCODES = np.array([_OP_READ, _OP_WRITE, _OP_FSYNC], np.uint8)
-"""Indexed by READ, WRITE, SYNC."""
-
 _WAKE_TAG = 1 << 63
-_WAKE_ENTRIES = 2
 _WAKE_END_TAG = _WAKE_TAG + 1
+_WAKE_ENTRIES = 2
+
+WAIT_SLICE_S = 0.01
+"""Longest single wait for more completions than a wake makes itself: so late may such a wake be noticed. On a medium
+that works, what is waited for comes earlier; on one that hangs, this costs nothing that matters."""
 
 _RETRIES_MAX = 10_000
 """Times a ring out of kernel memory (EAGAIN) is tried again, 1 ms apart, before the device is given up."""
@@ -62,6 +63,7 @@ class UringDevice(BatchDevice):
         self._at_once = np.zeros(2, np.int64)
         self._wake_entries = self._make_wake_entries()
         self._entries = np.zeros(self.depth, SQE)
+        self._words = self._entries.view(np.uint64).reshape(self.depth, 8)
         self._enabled = False
         self._buffers = Buffers(self._ring.fd, self.notes)
         self._armed = False
@@ -84,15 +86,15 @@ class UringDevice(BatchDevice):
 
     def _start(self, operations: Operations, syncs: Mask | None) -> None:
         self._enable()
-        entries = self._entries[: len(operations)]
-        entries["opcode"] = _OPCODES[operations["opcode"]]
-        entries["fd"] = operations["fd"]
-        entries["offset"] = operations["offset"]
-        entries["address"] = operations["address"]
-        entries["length"] = operations["length"]
-        entries["op_flags"] = 0
-        entries["user_data"] = operations["tag"]
+        count = len(operations)
+        rows = as_rows(operations)
+        words = self._words[:count]
+        words[:, 0] = rows[:, 1] + _OP_READ  # WRITE follows READ here and there, and fd is the upper half of both
+        words[:, 1:4] = rows[:, 2:]  # offset, address, length; the upper half of the last are no flags
+        words[:, 4] = rows[:, 0]
+        entries = self._entries[:count]
         if syncs is not None:  # for fsync, offset and length would be a range, and an address is refused
+            entries["opcode"][syncs] = _OP_FSYNC
             entries["op_flags"][syncs] = _FSYNC_DATASYNC
             for field in ("offset", "address", "length"):
                 entries[field][syncs] = 0
@@ -126,6 +128,8 @@ class UringDevice(BatchDevice):
         if need and not self._armed:
             self._ring.store(self._wake_entries)
             self._armed = True
+        if need > _WAKE_ENTRIES:
+            left_s = WAIT_SLICE_S if left_s is None else min(left_s, WAIT_SLICE_S)
         result = self._ring.enter(need, left_s)
         if result >= 0 or result in (-errno.EINTR, -errno.ETIME):
             self._retries = 0
