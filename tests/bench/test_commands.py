@@ -76,6 +76,7 @@ def test_wrong_bytes_end_with_findings(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--target", "a=memory:", "--target", "a=memory:"], exits.USAGE, "'a' is given twice"),
         (["--target", "a=memory:", "--emulate", "b=1GB/s"], exits.USAGE, "no target 'b'; one of a"),
         (["--target", "a=memory:", "--emulate", "a=1GB"], exits.USAGE, ""),
+        (["--target", "a=memory:", "--emulate", "a=9MB/s"], exits.USAGE, "must be at least 10.00 MB/s"),
         (["--target", "a=memory:", "--concurrency", "8;16"], exits.USAGE, "cannot read '8;16'"),
         (["--target", "a=memory:", "--model", "Lama-3.1-8B"], exits.USAGE, "did you mean 'Llama-3.1-8B'"),
         (["--target", "a=memory:", "--tokens", "0"], exits.USAGE, "'tokens'"),
@@ -133,7 +134,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
 def test_an_interrupted_wave_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     process = start(
-        "--target", f"slow={tmp_path}", "--emulate", "slow=1MB/s", "--tokens", "160", "--block-tokens", "16",
+        "--target", f"slow={tmp_path}", "--emulate", "slow=10MB/s", "--tokens", "240", "--block-tokens", "16",
         "--concurrency", "2", "--repeats", "1",
     )  # fmt: skip
     wait_for(process, "2 restores from slow (emulated)")

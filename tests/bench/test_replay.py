@@ -58,6 +58,8 @@ def test_a_cold_run_is_proven_and_leaves_nothing(counted: Path, stage: Any) -> N
         times = [request.ttft_s for request in cell.requests]
         assert cell.ttft_s.p99 == max(times) == cell.seconds  # type: ignore[type-var]
         assert cell.ttft_s.p50 == sorted(times)[0]  # type: ignore[type-var]  # nearest rank of one or two
+    top = max(ceiling.read_bytes_per_s for ceiling in result.ceiling)
+    assert [cell.ceiling_share for cell in result.cells] == [cell.read_bytes_per_s / top for cell in result.cells]
     assert result.failures == []
     assert list(counted.iterdir()) == []
     assert len(told) == 1

@@ -1,7 +1,7 @@
 """The raw read ceiling of a medium, measured on the very files that a run restores from.
 
 The best of a few patterns of block size and bytes in flight is the ceiling; later repeats measure that pattern again,
-in between the restores, so that a medium whose speed drifts is compared with itself.
+in between the restores, so that a medium whose speed drifts is seen to drift.
 """
 
 from __future__ import annotations

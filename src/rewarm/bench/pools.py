@@ -17,10 +17,11 @@ from rewarm.bench.cold import Counting, drop_page_cache, try_counting
 from rewarm.bench.medium import Medium, medium_of
 from rewarm.bench.scratch import Scratch
 from rewarm.bench.throttle import RateLimit
+from rewarm.bench.wave import SLOWEST_BYTES_PER_S
 from rewarm.errors import ConfigError, StorageError
 from rewarm.store.contract import Store
 from rewarm.store.opening import open_store, parse_url
-from rewarm.units import format_size, parse_size
+from rewarm.units import format_rate, format_size, parse_size
 from rewarm.workload.job import Target
 
 NAMESPACE = "rewarm bench"
@@ -86,9 +87,15 @@ def open_pool(stack: ExitStack, name: str, target: Target, payload_bytes: int, t
     Raises `ConfigError` for a URL that cannot be measured or a capacity below what the job needs, `StorageError` when
     the medium has no room or cannot be written.
     """
+    rate = target.emulated_bytes_per_s
+    if rate is not None and rate < SLOWEST_BYTES_PER_S:
+        raise ConfigError(
+            f"target {name!r}: an emulated rate must be at least {format_rate(SLOWEST_BYTES_PER_S)}, where reads would "
+            f"time out; got {format_rate(rate)}"
+        )
     location = parse_url(target.url)
     if location.scheme == "memory":
-        if target.emulated_bytes_per_s is not None:
+        if rate is not None:
             raise ConfigError(f"target {name!r}: memory: has no medium to emulate; give a file: URL")
         store = stack.enter_context(open_store(target.url, namespace=NAMESPACE))
         return Pool(target.url, None, None, _UNCOUNTED, store)

@@ -9,7 +9,7 @@ from rewarm.bench.destination import cut, pad
 from rewarm.bench.payload import Payload
 from rewarm.bench.raw import Arena, make_arena
 from rewarm.errors import StorageError
-from rewarm.store.contract import GOOD_OUTCOMES, Store, Transfer
+from rewarm.store.contract import GOOD_OUTCOMES, SAVE_QUEUE_BYTES, Store, Transfer
 from rewarm.workload.sessions import Sessions
 
 _BATCH_BYTES = 128 << 20
@@ -29,17 +29,18 @@ class _Batch:
 def populate(store: Store, sessions: Sessions, payload: Payload, advance: Callable[[float], None]) -> None:
     """Store every block of every session; calls `advance` with bytes saved. Raises `StorageError` when one is refused.
 
-    One batch is made while the one before is written.
+    One batch is made while the one before is written, unless blocks are too large for that.
     """
     padded = pad(sessions.lengths)
     side_bytes = min(max(_BATCH_BYTES, max(padded)), sum(padded))
-    arena = make_arena(2 * side_bytes)
+    sides = 2 if 2 * side_bytes <= SAVE_QUEUE_BYTES else 1  # over its budget a store refuses saves
+    arena = make_arena(sides * side_bytes)
     runs = cut(padded, side_bytes)
     work = [(session, blocks) for session in range(sessions.count) for blocks in runs]
-    running: list[_Batch | None] = [None, None]
+    running: list[_Batch | None] = [None] * sides
     try:
         for turn, (session, blocks) in enumerate(work):
-            side = turn % 2
+            side = turn % sides
             advance(_finish(running[side]))
             running[side] = None
             memory = arena[side * side_bytes : (side + 1) * side_bytes]

@@ -108,6 +108,8 @@ def _cold_notes(run: _Run) -> list[str]:
     notes = [f"cold reads are not provable: {reason}" for reason in sorted(filter(None, reasons))]
     if None in reasons:
         notes.append(working_set_note(max(run.job.concurrency) * run.sessions.bytes_per_session))
+    behind = {pool.medium.backing for pool in run.pools.values() if pool.medium and pool.medium.backing}
+    notes += [f"behind the loop device is {path}: its reads may come from memory" for path in sorted(behind)]
     return notes
 
 
@@ -207,7 +209,7 @@ def _book(run: _Run, name: str, repeat: int, wave: WaveReading, before: Stats, a
         seconds=wave.seconds,
         restored_tokens_per_s=rate / run.sessions.bytes_per_session * run.restored_tokens,
         read_bytes_per_s=rate,
-        ceiling_share=_share(run, name, repeat, rate),
+        ceiling_share=None,  # known when the last ceiling is
         cpu_s_per_gb=wave.counted.cpu_s / payload_bytes * 1e9 if payload_bytes else None,
         client_cpu_share=wave.client_cpu_s / wave.counted.at_s,
         hits=hits,
@@ -251,15 +253,16 @@ def _request(restore: Restore, modelled_s: float, blocks: int) -> Request:
     )
 
 
-def _share(run: _Run, name: str, repeat: int, rate: float) -> float | None:
-    """The rate beside the ceiling of the same repeat; None where there is no ceiling."""
-    mine = [c.read_bytes_per_s for c in run.ceilings if (c.target, c.repeat) == (name, repeat)]
-    return rate / max(mine) if mine else None
+def _with_share(run: _Run, cell: Cell) -> Cell:
+    """The cell beside the best ceiling of the run: what the medium was seen to do at any time, so nothing flatters."""
+    mine = [ceiling.read_bytes_per_s for ceiling in run.ceilings if ceiling.target == cell.target]
+    return msgspec.structs.replace(cell, ceiling_share=cell.read_bytes_per_s / max(mine)) if mine else cell
 
 
 def _result(run: _Run) -> Result:
     job = run.job
-    summary = summarise(run.cells)
+    cells = [_with_share(run, cell) for cell in run.cells]
+    summary = summarise(cells)
     return Result(
         schema=SCHEMA,
         version=package_version(),
@@ -275,7 +278,7 @@ def _result(run: _Run) -> Result:
         },
         media={name: msgspec.to_builtins(pool.medium) for name, pool in run.pools.items()},
         ceiling=run.ceilings,
-        cells=run.cells,
+        cells=cells,
         summary=summary,
         differences=differences(summary),
         verdicts=verdicts(summary),

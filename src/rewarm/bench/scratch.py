@@ -6,6 +6,7 @@ the same place finds it by its unlocked lock file and removes it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -90,12 +91,9 @@ def _take_lock(path: Path) -> int:
     no other run ever sees it free."""
     fresh = path / f"{_LOCK}.new"
     descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with contextlib.suppress(OSError):  # a file system without locks: no name, and no run will ever sweep it
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fresh.rename(path / _LOCK)
-    except OSError:
-        os.close(descriptor)
-        raise
     return descriptor
 
 

@@ -24,7 +24,8 @@ from rewarm.units import format_duration, format_rate, format_size
 def command(output: Output, path: Path, seed: int, out: str | None) -> None:
     """Measure what the medium under PATH, a directory, can do without a store.
 
-    Writes a file of at most 1 GiB, reads and rewrites it past the page cache in half a minute, and removes it.
+    Writes a file of at most 1 GiB, reads and rewrites it past the page cache in half a minute, and removes it. At most
+    14 GiB are written in all.
     """
     check_out(out)
     with interruptible(output):
