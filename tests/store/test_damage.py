@@ -105,7 +105,7 @@ def hold_to_the_promise(template: Template, root: Path, may_miss: set[bytes]) ->
 
 
 QUICK = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-LONG = settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LONG = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 """The long form runs with the crash suite."""
 
 

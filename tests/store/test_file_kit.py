@@ -39,4 +39,4 @@ class TestFileMachine(FileMachine.TestCase):
 
 @pytest.mark.crash
 class TestFileMachineAtLength(FileMachine.TestCase):
-    settings = settings(max_examples=300, stateful_step_count=50)
+    settings = settings(max_examples=100, stateful_step_count=40)

@@ -183,9 +183,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.pin(which, sorted(self.handles[which].sees & self.handles[which].model.must))
         handle = self.handles[which]
         assert handle.store.evict(to_bytes) >= 0
-        kept = handle.pinned & handle.model.must
+        kept = handle.pinned & handle.model.must & handle.sees
         self._forget_all()
         handle.model.must |= kept
+        handle.sees |= kept
         self.written_bytes = handle.store.stats().used_bytes
 
     @rule(which=some_handle)
@@ -282,6 +283,8 @@ class StoreMachine(RuleBasedStateMachine):
     def _forget_all(self) -> None:
         for model in self.models:
             model.must.clear()
+        for handle in self.handles:
+            handle.sees.clear()
 
     def _all_keys(self) -> list[bytes]:
         filled = [make_keys(FILL_BLOCKS, f"fill {turn + 1}") for turn in range(self.filled)]
