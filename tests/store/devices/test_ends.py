@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.store.devices.helpers import BLOCK, BLOCKS, DEPTH, block_reads, hang, results
+from tests.store.devices.helpers import BLOCK, BLOCKS, DEPTH, address_of, block_reads, hang, results
 
 from rewarm.errors import MisuseError
 from rewarm.store.devices import kernel, uring
@@ -179,8 +179,13 @@ def test_the_thread_that_constructs_need_not_be_the_owner(
 def test_the_ring_refuses_a_second_thread(fd: int, arena: npt.NDArray[np.uint8]) -> None:
     made = UringDevice(DEPTH)
     results(made, block_reads(fd, arena, np.arange(3)))
+    made.submit(block_reads(fd, arena, np.arange(3)))
     assert isinstance(in_thread(lambda: made.reap(0)), MisuseError)
-    made.close()
+    assert isinstance(in_thread(lambda: made.register(address_of(arena), BLOCK)), MisuseError)
+    assert len(made.reap(3, 30.0)) == 3  # nothing was taken away
+    in_thread(made.close)
+    with pytest.raises(MisuseError, match="closed"):
+        made.reap(0)
 
 
 def test_the_ring_makes_one_system_call_for_a_batch_and_its_wait(

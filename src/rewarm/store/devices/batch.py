@@ -113,6 +113,7 @@ class BatchDevice:
         """See `base.Registers.unregister`."""
         with self._owner:
             if not self._ended:
+                self._check_usable()
                 self._unregister(address, length)
 
     def in_flight(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 
 import numpy as np
@@ -40,6 +41,8 @@ WAIT_SLICE_S = 0.01
 """Longest single wait for more completions than a wake makes itself: so late may such a wake be noticed. On a medium
 that works, what is waited for comes earlier; on one that hangs, this costs nothing that matters."""
 
+_FOREIGN = "the uring device belongs to the thread that used it first"
+
 _RETRIES_MAX = 10_000
 """Times a ring out of kernel memory (EAGAIN) is tried again, 1 ms apart, before the device is given up."""
 
@@ -64,7 +67,7 @@ class UringDevice(BatchDevice):
         self._wake_entries = self._make_wake_entries()
         self._entries = np.zeros(self.depth, SQE)
         self._words = self._entries.view(np.uint64).reshape(self.depth, 8)
-        self._enabled = False
+        self._thread: int | None = None
         self._buffers = Buffers(self._ring.fd, self.notes)
         self._armed = False
         self._retries = 0
@@ -79,13 +82,16 @@ class UringDevice(BatchDevice):
         entries["user_data"] = _WAKE_TAG, _WAKE_END_TAG
         return entries
 
-    def _enable(self) -> None:
-        if not self._enabled:
+    def _check_usable(self) -> None:
+        super()._check_usable()
+        thread = threading.get_ident()
+        if self._thread is None:
             self._ring.enable()
-            self._enabled = True
+            self._thread = thread
+        elif self._thread != thread:  # before the kernel says so, which would be after completions were taken
+            raise MisuseError(_FOREIGN)
 
     def _start(self, operations: Operations, syncs: Mask | None) -> None:
-        self._enable()
         count = len(operations)
         rows = as_rows(operations)
         words = self._words[:count]
@@ -102,11 +108,9 @@ class UringDevice(BatchDevice):
         self._ring.store(entries)
 
     def _register(self, address: int, length: int) -> int:
-        self._enable()
         return self._buffers.register(address, length)
 
     def _unregister(self, address: int, length: int) -> None:
-        self._enable()
         self._buffers.unregister(address, length)
 
     def _unstarted(self) -> int:
@@ -124,7 +128,6 @@ class UringDevice(BatchDevice):
         return found[tags < _WAKE_TAG]
 
     def _step(self, need: int, left_s: float | None) -> None:
-        self._enable()
         if need and not self._armed:
             self._ring.store(self._wake_entries)
             self._armed = True
@@ -134,7 +137,7 @@ class UringDevice(BatchDevice):
         if result >= 0 or result in (-errno.EINTR, -errno.ETIME):
             self._retries = 0
         elif result == -errno.EEXIST:
-            raise MisuseError("the uring device belongs to the thread that used it first")
+            raise MisuseError(_FOREIGN)
         elif result == -errno.EAGAIN and self._retries < _RETRIES_MAX:
             self._retries += 1
             time.sleep(0.001)
