@@ -56,12 +56,19 @@ def test_python_dash_m_is_the_command() -> None:
     )
 
 
+def leaves(verb: str) -> list[list[str]]:
+    """The command lines of a verb: itself, or those of its parts."""
+    command = main.get_command(click.Context(main), verb)
+    return [[verb, part] for part in command.commands] if isinstance(command, click.Group) else [[verb]]
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_json_and_quiet(verb: str) -> None:
-    result = run(verb, "--help")
-    assert result.exit_code == 0
-    assert "--json" in result.stdout
-    assert "--quiet" in result.stdout
+    for words in leaves(verb):
+        result = run(*words, "--help")
+        assert result.exit_code == 0
+        assert "--json" in result.stdout
+        assert "--quiet" in result.stdout
 
 
 @pytest.mark.parametrize(
