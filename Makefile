@@ -10,7 +10,7 @@ BENCHES := $(filter-out _%,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.
 PIP     := $(BIN)/python -m pip install --quiet --prefer-binary
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
+.PHONY: help demo test check lint types format engine-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,11 +44,14 @@ $(SUITES:%=test-%): test-%: $(VENV)/.dev
 $(BENCHES:%=bench-%): bench-%: $(VENV)/.dev
 	@$(BIN)/python benchmarks/$*.py $(ARGS)
 
+engine-env: ## vLLM for the CPU in .venv-vllm, for make test-engine: two minutes, 4 GB
+	@tests/engine/environment.sh
+
 install: $(VENV)/.core ## the package alone, into .venv
 dev: $(VENV)/.dev ## the package and the tools of this Makefile, into .venv
 
-clean: ## remove .venv, caches and build results
-	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+clean: ## remove the environments, caches and build results
+	rm -rf $(VENV) .venv-vllm build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.core: pyproject.toml | $(VENV)/.made
