@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rewarm.errors import ConfigError
 from rewarm.geometry import (
+    LayerKind,
     MeasuredPrefill,
     Model,
     ModelledPrefill,
@@ -49,10 +50,18 @@ class Costs:
 
     def bytes_of(self, tokens: NDArray[np.int64] | Sequence[int]) -> NDArray[np.float64]:
         """Bytes to restore for each number of leading tokens."""
-        return _each(
-            np.asarray(tokens, dtype=np.int64)[:, None],
-            lambda row: sum(count * bytes_total(part, row[0], self.kv_dtype) for part, count in self.parts),
-        )
+        values = np.asarray(tokens, dtype=np.int64)
+        total = np.zeros(len(values))
+        for part, count in self.parts:
+            if part.layers[0].kind is LayerKind.SLIDING:
+                total += count * self._window_bytes(part, values)
+                continue
+            first, second = (bytes_total(part, n, self.kv_dtype) for n in (1, 2))
+            total += count * np.where(values > 0, first + (values - 1.0) * (second - first), 0.0)
+        return total
+
+    def _window_bytes(self, part: Model, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        return _each(tokens[:, None], lambda row: bytes_total(part, row[0], self.kv_dtype))
 
     def prefill_s(
         self, tokens: NDArray[np.int64] | Sequence[int], cached: NDArray[np.int64] | Sequence[int]
@@ -61,15 +70,14 @@ class Costs:
         new, old = np.asarray(tokens, dtype=np.int64), np.asarray(cached, dtype=np.int64)
         if isinstance(self.prefill, MeasuredPrefill):
             return np.where(new > 0, new / self.prefill.tokens_per_s + self.prefill.fixed_s, 0.0)
-        return _each(np.stack([new, old], axis=-1), lambda row: self._modelled_s(row[0], row[1]))
-
-    def _modelled_s(self, tokens: int, cached: int) -> float:
         prefill = self.prefill
-        if not isinstance(prefill, ModelledPrefill) or not tokens:
-            return 0.0
-        dense = 2.0 * (self.model.active_parameters or 0) * tokens
-        attention = sum(count * prefill_flops(part, tokens, cached) for part, count in self.parts)
-        return (dense + attention) / (prefill.gpus * prefill.peak_flops_per_s * prefill.mfu) + prefill.fixed_s
+        if not isinstance(prefill, ModelledPrefill):
+            raise TypeError(f"prefill of another kind: {prefill!r}")
+        flops = 2.0 * (self.model.active_parameters or 0) * new
+        for part, count in self.parts:
+            flops = flops + count * _attention_flops(part, new, old)
+        seconds = flops / (prefill.gpus * prefill.peak_flops_per_s * prefill.mfu) + prefill.fixed_s
+        return np.where(new > 0, seconds, 0.0)
 
     def tpot_s(self, concurrency: float) -> float:
         """Seconds per output token with that many requests decoding at once.
@@ -139,6 +147,15 @@ def _tpot(spec: PlanSpec, model: Model, context_tokens: int) -> tuple[tuple[tupl
     each = bytes_total(model, context_tokens, spec.kv_dtype)
     bandwidth = _gpus(spec) * hbm * DECODE_BANDWIDTH_SHARE
     return tuple((n, (weights + n * each) / bandwidth) for n in TPOT_POINTS), "modelled"
+
+
+def _attention_flops(part: Model, new: NDArray[np.int64], cached: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Attention of one layer. It is proportional to the pairs of tokens, except with a window or a sparse indexer."""
+    layer = part.layers[0]
+    if layer.kind is LayerKind.SLIDING or layer.index_dim:
+        return _each(np.stack([new, cached], axis=-1), lambda row: prefill_flops(part, row[0], row[1]))
+    per_pair = prefill_flops(part, 2) / 2
+    return np.asarray(per_pair * (cached * new + new * new / 2))
 
 
 def _each(rows: NDArray[np.int64], function: Callable[[tuple[int, ...]], float]) -> NDArray[np.float64]:

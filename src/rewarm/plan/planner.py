@@ -27,7 +27,7 @@ from rewarm.plan.spec import PlanSpec
 from rewarm.plan.traceload import TraceData, TraceLoad
 from rewarm.units import format_duration
 
-SENSITIVITY_REQUESTS = 1000
+SENSITIVITY_REQUESTS = 500
 """Requests of a sample while inputs are moved: hundreds of simulations have to fit in seconds."""
 
 
@@ -108,7 +108,7 @@ def _verdict(
     sample = load.sample(SENSITIVITY_REQUESTS)
     base = choose(spec, costs, sample, daily)
     if base.candidate.kind == choice.candidate.kind:
-        changes = changes_of(spec, sample, base, daily, lambda name: progress(f"sensitivity to {name}"))
+        changes = changes_of(sample, spec, base, daily, lambda name: progress(f"sensitivity, {name}"))
         outlook = _outlook(changes)
     else:
         changes = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rewarm.errors import ConfigError
 from rewarm.plan.choose import Choice, choose
@@ -15,67 +16,77 @@ from rewarm.plan.result import Change
 from rewarm.plan.spec import PlanSpec
 
 FACTORS = (1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
-"""An input is moved by at most this much either way."""
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
-"""Values tried for inputs that are shares."""
+"""An input is moved by these factors, up and down, all inputs by one before any by the next."""
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
+"""The same for inputs that are shares: moved by so much, within 0 and 1."""
 _NEARNESS_OF_SHARE = 5.0
 """A change of a share by 0.2 counts as much as a change of another input by a factor of e."""
-_HALVINGS = 5
-"""After the first value that changes the verdict: precise to about one per cent of the input."""
+_HALVINGS = 4
+"""After the first value that changes the verdict: precise to a few per cent of the last step."""
 CHANGES = 3
 
 
+@dataclass
+class _Way:
+    """One input in one direction: the last value that left the verdict as it is, and the values still to try."""
+
+    knob: Knob
+    keeps: float
+    values: list[float]
+
+
 def changes_of(
-    spec: PlanSpec, load: Load, base: Choice, daily_writes: dict[str, float],
+    load: Load,
+    spec: PlanSpec,
+    base: Choice,
+    daily_writes: dict[str, float],
     progress: Callable[[str], None] = lambda name: None,
-) -> tuple[Change, ...]:  # fmt: skip
-    """The inputs nearest to changing the kind of the choice, nearest first."""
-    found: list[tuple[float, Change]] = []
-    for knob in knobs_of(spec):
-        progress(knob.name)
-        turn = _nearest_turn(knob, load, base, daily_writes)
-        if turn is not None:
-            found.append(turn)
-    found.sort(key=lambda row: row[0])
-    return tuple(change for _, change in found[:CHANGES])
+) -> tuple[Change, ...]:
+    """The inputs nearest to changing the kind of the choice, nearest first; each input once."""
+    ways = [_Way(knob, knob.value, values) for knob in knobs_of(spec) for values in _values(knob)]
+    found: dict[str, tuple[float, Change]] = {}
+    for step in range(len(FACTORS)):
+        for way in ways:
+            if way.knob.name in found or step >= len(way.values):
+                continue
+            progress(f"{way.knob.name} at {way.knob.show(way.values[step])}")
+            choice = _other(way.knob, way.values[step], load, base, daily_writes)
+            if choice is None:
+                way.keeps = way.values[step]
+            else:
+                found[way.knob.name] = _bisect(way, way.values[step], choice, load, base, daily_writes)
+        if len(found) >= CHANGES:
+            break
+    nearest = sorted(found.values(), key=lambda row: row[0])
+    return tuple(change for _, change in nearest[:CHANGES])
 
 
-def _nearest_turn(knob: Knob, load: Load, base: Choice, daily_writes: dict[str, float]) -> tuple[float, Change] | None:
-    def other(value: float) -> Choice | None:
-        """The choice at another value, if it is of another kind. A value that cannot be changes nothing."""
-        try:
-            changed = knob.put(value)
-            costs = costs_of(changed, load.costs.model, load.context_tokens)
-        except ConfigError:
-            return None
-        choice = choose(changed, costs, load.under(changed, costs), daily_writes)
-        return choice if choice.candidate.kind != base.candidate.kind else None
-
-    turns = []
-    for ladder in _ladders(knob):
-        last = knob.value
-        for value in ladder:
-            choice = other(value)
-            if choice is not None:
-                turns.append(_bisect(knob, last, value, choice, other))
-                break
-            last = value
-    turns = sorted(turns, key=lambda row: row[0])
-    return turns[0] if turns else None
+def _values(knob: Knob) -> tuple[list[float], list[float]]:
+    if not knob.shares:
+        return [knob.value * factor for factor in FACTORS], [knob.value / factor for factor in FACTORS]
+    up = [min(knob.value + step, 1.0) for step in SHARES] if knob.value < 1 else []
+    return up, [max(knob.value - step, 0.0) for step in SHARES] if knob.value > 0 else []
 
 
-def _ladders(knob: Knob) -> tuple[list[float], list[float]]:
-    if knob.shares:
-        return [s for s in SHARES if s > knob.value], [s for s in (*reversed(SHARES), 0.0) if s < knob.value]
-    return [knob.value * f for f in FACTORS], [knob.value / f for f in FACTORS]
+def _other(knob: Knob, value: float, load: Load, base: Choice, daily_writes: dict[str, float]) -> Choice | None:
+    """The choice at another value, if it is of another kind. A value that cannot be changes nothing."""
+    try:
+        changed = knob.put(value)
+        costs = costs_of(changed, load.costs.model, load.context_tokens)
+    except ConfigError:
+        return None
+    choice = choose(changed, costs, load.under(changed, costs), daily_writes)
+    return choice if choice.candidate.kind != base.candidate.kind else None
 
 
 def _bisect(
-    knob: Knob, keeps: float, turns: float, choice: Choice, other: Callable[[float], Choice | None]
+    way: _Way, turns: float, choice: Choice, load: Load, base: Choice, daily_writes: dict[str, float]
 ) -> tuple[float, Change]:
+    """Narrow down where the verdict turns; gives the distance from today's value and the change."""
+    knob, keeps = way.knob, way.keeps
     for _ in range(_HALVINGS):
-        middle = (keeps + turns) / 2 if knob.shares or keeps == 0 else math.sqrt(keeps * turns)
-        found = other(middle)
+        middle = (keeps + turns) / 2 if knob.shares else math.sqrt(keeps * turns)
+        found = _other(knob, middle, load, base, daily_writes)
         if found is None:
             keeps = middle
         else:
