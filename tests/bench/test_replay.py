@@ -169,6 +169,17 @@ def test_new_tokens_are_modelled_and_labelled(stage: Any) -> None:
         assert cell.ttft_s.p99 == pytest.approx(cell.seconds + expected)
 
 
+def test_a_wave_larger_than_memory_is_restored_in_slices_and_it_is_said(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block_bytes = BLOCK_TOKENS * 131072
+    monkeypatch.setattr(replay, "available_memory", lambda: 2 * 2 * 2 * block_bytes)  # half of it: two blocks for two
+    result = run(stage, {"ram": "memory:"}, repeats=1)
+    assert [cell.compared for cell in result.cells] == ["every byte", "8 bytes of every 4096"]
+    assert result.failures == []
+    assert any(note.startswith("memory holds no whole wave of 2:") for note in result.notes)
+
+
 def test_a_run_stops_repeating_when_its_time_is_over(stage: Any) -> None:
     result = run_job(job({"ram": "memory:"}, repeats=50), stage, lambda text: None, seconds_max=0.0)
     assert {cell.repeat for cell in result.cells} == {0}

@@ -80,7 +80,7 @@ def run_job(job: Job, stages: Stages, tell: Callable[[str], None], *, seconds_ma
             readers={},
             notes=notes,
         )
-        notes += _cold_notes(run)
+        notes += _cold_notes(run) + _slice_notes(run)
         _fill(run, stages)
         for name, target in job.targets.items():
             run.readers[name] = stack.enter_context(pools[name].reader(target.emulated_bytes_per_s))
@@ -111,6 +111,14 @@ def _cold_notes(run: _Run) -> list[str]:
     behind = {pool.medium.backing for pool in run.pools.values() if pool.medium and pool.medium.backing}
     notes += [f"behind the loop device is {path}: its reads may come from memory" for path in sorted(behind)]
     return notes
+
+
+def _slice_notes(run: _Run) -> list[str]:
+    """Waves that do not fit into memory: their requests share the medium, so the median comes near the last."""
+    sliced = [str(n) for n in run.job.concurrency if not run.destinations.region(n).whole]
+    if not sliced:
+        return []
+    return [f"memory holds no whole wave of {', '.join(sliced)}: restored in slices, so its requests end together"]
 
 
 def _fill(run: _Run, stages: Stages) -> None:
