@@ -21,6 +21,7 @@ VERBS = {
     "bench": "Measure cold recovery on one or more stores, beside recompute.",
     "trace": "What a trace asks for, and what a cache of each size would hit.",
     "geometry": "KV bytes per token, per rank and per request of a model.",
+    "report": "Make one HTML page of results and plans.",
     "inspect": "Show what a pool holds, without changing it.",
     "check": "Verify every file and block of a pool, and repair it.",
     "evict": "Drop the oldest blocks of a pool down to a size.",
