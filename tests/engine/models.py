@@ -20,7 +20,7 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
-    "initializer_range": 0.08,
+    "initializer_range": 0.25,
 }
 """Two KV heads, so that two ranks split them; wide initial values, so that tokens differ from one another."""
 LATENT = {
