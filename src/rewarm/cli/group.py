@@ -19,6 +19,7 @@ VERBS = {
     "demo": "The main job on this machine's own disk: restore KV cache cold, beside recompute.",
     "probe": "The raw read and write ceiling of a medium.",
     "bench": "Measure cold recovery on one or more stores, beside recompute.",
+    "plan": "Recompute, local drives or an array: nodes, capacity, writes, money.",
     "trace": "What a trace asks for, and what a cache of each size would hit.",
     "geometry": "KV bytes per token, per rank and per request of a model.",
     "report": "Make one HTML page of results and plans.",
@@ -26,6 +27,7 @@ VERBS = {
     "check": "Verify every file and block of a pool, and repair it.",
     "evict": "Drop the oldest blocks of a pool down to a size.",
     "erase": "Remove every block of one namespace.",
+    "connect": "Print how to start an engine over a store, and try whether it would work.",
 }
 
 
