@@ -87,12 +87,14 @@ def test_a_small_demo_from_end_to_end(
     monkeypatch.setattr(demo, "REPEATS", 1)
     monkeypatch.setattr(demo, "_TRIAL_BYTES", 32 << 20)
     out = tmp_path_factory.mktemp("out") / "result.json"
-    shown = CliRunner().invoke(main, ["demo", "--dir", str(counted), "-o", str(out)])
+    page = out.with_name("report.html")
+    shown = CliRunner().invoke(main, ["demo", "--dir", str(counted), "-o", str(out), "--report", str(page)])
     result = msgspec.json.decode(out.read_bytes(), type=Result)
     assert [cell.target for cell in result.cells] == ["flash", "local", "array"] * 3
     assert {cell.cold for cell in result.cells} == {"proven"}
     assert shown.exit_code == exits.OK, shown.stderr
     assert list(counted.iterdir()) == []
+    assert result.verdicts[0].split(":")[0] in page.read_text()
     lines = shown.stdout.splitlines()
     assert [line for line in lines if ("local" in line or "array" in line) and "emulated" not in line] == []
     assert any(line.startswith("flash: against recompute on 1 x L4 (modelled") for line in lines)

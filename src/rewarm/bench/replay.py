@@ -55,8 +55,17 @@ class _Run:
     cells: list[Cell] = field(default_factory=list)
 
 
-def run_job(job: Job, stages: Stages, tell: Callable[[str], None], *, seconds_max: float = float("inf")) -> Result:
+def run_job(
+    job: Job,
+    stages: Stages,
+    tell: Callable[[str], None],
+    *,
+    seconds_max: float = float("inf"),
+    opened: Callable[[str, Store], None] = lambda name, store: None,
+) -> Result:
     """Run a job; `tell` hears what is removed at the end. No further repeat begins after `seconds_max`.
+
+    `opened` gets every store of the run with its target's label when it is there, for example to watch its counters.
 
     Raises `ConfigError` for what cannot be run and `StorageError` when a medium fails. Misses, wrong bytes and reads
     that were not cold do not raise: they are in `Result.failures`.
@@ -81,10 +90,11 @@ def run_job(job: Job, stages: Stages, tell: Callable[[str], None], *, seconds_ma
             notes=notes,
         )
         notes += _cold_notes(run) + _slice_notes(run)
-        _fill(run, stages)
+        _fill(run, stages, opened)
         for name, target in job.targets.items():
             run.readers[name] = stack.enter_context(pools[name].reader(target.emulated_bytes_per_s))
             notes.append(_device_note(_label(job, name), run.readers[name].stats()))
+            opened(_label(job, name), run.readers[name])
         for repeat in range(job.repeats):
             if repeat and time.monotonic() - started_s > seconds_max:
                 notes.append(f"{repeat} of {job.repeats} repeats, the others would have taken too long")
@@ -121,7 +131,7 @@ def _slice_notes(run: _Run) -> list[str]:
     return [f"memory holds no whole wave of {', '.join(sliced)}: restored in slices, so its requests end together"]
 
 
-def _fill(run: _Run, stages: Stages) -> None:
+def _fill(run: _Run, stages: Stages, opened: Callable[[str, Store], None]) -> None:
     first_names = {pool.url: name for name, pool in reversed(run.pools.items())}
     for name in reversed(first_names.values()):
         pool = run.pools[name]
@@ -129,6 +139,7 @@ def _fill(run: _Run, stages: Stages) -> None:
             stages(f"filling {_label(run.job, name)}", run.sessions.bytes_total) as progress,
             pool.writer() as store,
         ):
+            opened(f"{_label(run.job, name)}, filling", store)
             populate(store, run.sessions, run.payload, progress.advance)
         pool.make_cold()
 

@@ -14,11 +14,13 @@ from rich.console import Console
 from rewarm.bench.replay import run_job
 from rewarm.bench.result import Result
 from rewarm.cli import exits
+from rewarm.cli.exporter import StoreWatch, served
 from rewarm.cli.measuring import interruptible, stages_of
 from rewarm.cli.output import Output, output_options, to_json, write_file
 from rewarm.cli.parameters import as_url
 from rewarm.cli.recovery_table import show_result
 from rewarm.errors import ConfigError
+from rewarm.report import render
 from rewarm.units import parse_rate
 from rewarm.workload.job import Job, Target, make_job, read_job
 
@@ -43,6 +45,8 @@ _TOKENS_DEFAULT = 2048
 @click.option("--repeats", type=int, help="Rounds over all targets.  [default: 3]")
 @click.option("--seed", type=int, help="Contents and keys follow from it.  [default: 0]")
 @click.option("-o", "out", type=click.Path(), help="Write the whole result as JSON to this file.")
+@click.option("--report", type=click.Path(), metavar="FILE", help="Write the result as an HTML page, too.")
+@click.option("--metrics", metavar="HOST:PORT", help="Serve the stores' counters to Prometheus while it runs.")
 @output_options
 def command(
     output: Output,
@@ -50,6 +54,8 @@ def command(
     targets: Sequence[str],
     rates: Sequence[str],
     out: str | None,
+    report: str | None,
+    metrics: str | None,
     **flags: Any,
 ) -> None:
     """Measure cold recovery: store sessions, forget them in memory, restore a wave of them at once.
@@ -58,16 +64,21 @@ def command(
     directory and removed afterwards. Ends with 1 when a block missed, came back wrong, or was not read cold.
     """
     run = _job(job, targets, rates, flags)
-    check_out(out)
-    with interruptible(output):
-        result = run_job(run, stages_of(output), output.note)
-    finish(output, result, out)
+    for path in (out, report):
+        check_out(path)
+    watch = StoreWatch()
+    with interruptible(output), served(metrics, watch.families, output.note):
+        result = run_job(run, stages_of(output), output.note, opened=watch.add)
+    finish(output, result, out, report)
 
 
-def finish(output: Output, result: Result, out: str | None) -> None:
+def finish(output: Output, result: Result, out: str | None, report: str | None) -> None:
     """Write and show a result; exit 1 when it is bad news."""
     if out is not None:
         write_file(out, to_json(result) + "\n")
+    if report is not None:
+        write_file(report, render([result]))
+        output.note(f"report: {report}, open it in a browser")
 
     def show(console: Console) -> None:
         show_result(console, result)

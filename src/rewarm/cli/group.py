@@ -24,6 +24,7 @@ VERBS = {
     "geometry": "KV bytes per token, per rank and per request of a model.",
     "report": "Make one HTML page of results and plans.",
     "inspect": "Show what a pool holds, without changing it.",
+    "metrics": "What pools hold, in the format of Prometheus.",
     "check": "Verify every file and block of a pool, and repair it.",
     "evict": "Drop the oldest blocks of a pool down to a size.",
     "erase": "Remove every block of one namespace.",

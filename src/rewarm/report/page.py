@@ -13,7 +13,6 @@ from importlib import resources
 from typing import Any
 
 import jinja2
-import markupsafe
 import msgspec
 
 from rewarm.bench.result import SCHEMA as BENCH_SCHEMA
@@ -81,14 +80,12 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _embedded(value: Any) -> markupsafe.Markup:
+def _embedded(value: Any) -> str:
     """JSON that may stand inside a script element: nothing in it can end the element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return markupsafe.Markup(safe)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _static(name: str) -> markupsafe.Markup:
+def _static(name: str) -> str:
     """A file of ours, put into the page as it is."""
-    text = (resources.files("rewarm.report") / "static" / name).read_text(encoding="utf-8")
-    return markupsafe.Markup(text)
+    return (resources.files("rewarm.report") / "static" / name).read_text(encoding="utf-8")
