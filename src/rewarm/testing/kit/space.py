@@ -217,6 +217,19 @@ class SpaceTests(StoreKit):
             assert not store.lookup(keys).mask.any()
             assert load(store, keys) == [Outcome.MISSING] * 32
 
+    def test_a_handle_saves_while_another_erases(self) -> None:
+        first, second, keys = self.open("shared"), self.open("shared"), make_keys(32)
+        save(second, keys[:16])
+        first.refresh()
+        first.erase()
+        assert save(second, keys[16:24]) == [Outcome.STORED] * 8, "not knowing of it yet"
+        second.refresh()
+        assert save(second, keys[24:]) == [Outcome.STORED] * 8
+        first.refresh()
+        for store in (first, second, self.open("shared")):
+            assert store.lookup(keys).mask.tolist() == [False] * 16 + [True] * 16
+            assert load(store, keys) == [Outcome.MISSING] * 16 + [Outcome.HIT] * 16
+
     def test_a_key_may_be_saved_again_after_erase(self) -> None:
         store, keys = self.open("mine"), make_keys(16)
         save(store, keys)
