@@ -87,6 +87,7 @@ def test_every_change_named_does_change_the_verdict(wave_plan: Plan, table: Tabl
     spec = make_spec(base)
     knobs = {knob.name: knob for knob in knobs_of(spec)}
     model = load_model(spec.model)
+    daily = {"local": wave_plan.writes[0].bytes_per_day}
     for change in wave_plan.verdict.changes:
         knob = knobs[change.input]
         kinds = []
@@ -94,7 +95,7 @@ def test_every_change_named_does_change_the_verdict(wave_plan: Plan, table: Tabl
         for value in (change.turns_at, change.turns_at + 0.2 * (change.value - change.turns_at)):
             moved = knob.put(value)
             costs = costs_of(moved, model, moved.workload.context_tokens or 0)
-            kinds.append(choose(moved, costs, SyntheticLoad(moved, costs), {}).candidate.kind)
+            kinds.append(choose(moved, costs, SyntheticLoad(moved, costs), daily).candidate.kind)
         assert kinds == [change.verdict, "one local drive"], change.text
 
 

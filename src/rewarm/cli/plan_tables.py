@@ -23,6 +23,7 @@ def show_plan(console: Console, plan: Plan, inputs: bool) -> None:
             f"{' (the probed peak)' if row.at_peak else ''}, restores {row.order}; largest error {worst:.1%}"
         )
     _cells(console, plan)
+    _effects(console, plan)
     _saturation(console, plan)
     _break_even(console, plan)
     for sharing in plan.sharing:
@@ -72,6 +73,28 @@ def _cells(console: Console, plan: Plan) -> None:
             f"{cell.restoring_share:.0%}",
             cell.reason,
         )
+    console.print(table)
+
+
+_EFFECTS_SHOWN = 4
+"""Inputs per candidate in the text; the JSON has all."""
+
+
+def _effects(console: Console, plan: Plan) -> None:
+    if not plan.effects:
+        return
+    table = _table(
+        console, "What a 10 % larger input does, at the heaviest load",
+        "medium", "input", "TTFT p90", "tokens/s", "saturation", "cost",
+    )  # fmt: skip
+    shown: dict[str, int] = {}
+    for row in plan.effects:
+        shown[row.medium] = shown.get(row.medium, 0) + 1
+        if shown[row.medium] <= _EFFECTS_SHOWN:
+            changes = (
+                row.ttft_p90, row.output_tokens_per_s, row.saturation_requests_per_s, row.usd_per_million_tokens
+            )  # fmt: skip
+            table.add_row(row.medium, row.input, *(f"{change:+.1%}" for change in changes))
     console.print(table)
 
 

@@ -71,7 +71,9 @@ def _show_curve(console: Console, summary: TraceSummary) -> None:
         table.add_row("no limit", tokens, f"{infinite.block_hit_rate:.1%}")
     console.print(table)
     if summary.reuse_interval_s:
-        shown = ", ".join(f"{name} {format_duration(value)}" for name, value in summary.reuse_interval_s.items())
+        shown = ", ".join(
+            f"{name} {format_duration(value) if value else '0 s'}" for name, value in summary.reuse_interval_s.items()
+        )
         console.print(f"time between two uses of a block: {shown}")
 
 

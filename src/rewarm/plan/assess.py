@@ -143,4 +143,11 @@ def saturation_of(spec: PlanSpec, costs: Costs, candidate: Candidate, means: Mea
         ends=ends,
         knee_concurrency=ends[limit] * cycle_s / fleet.nodes,
         gpu_s_per_request=gpu_s,
+        reason=_saturation_reason(ends, limit),
     )
+
+
+def _saturation_reason(ends: dict[str, float], limit: str) -> str:
+    others = sorted((end, name) for name, end in ends.items() if name != limit)
+    after = f"; {others[0][1]} would go on to {others[0][0]:.3g}" if others else ""
+    return f"{limit} is busy all the time at {ends[limit]:.3g} requests/s{after}"

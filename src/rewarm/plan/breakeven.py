@@ -24,6 +24,7 @@ def _break_even(costs: Costs, source: Source, context_tokens: int) -> BreakEven:
     bandwidth = break_even_bandwidth(
         costs.model, context_tokens, costs.prefill, floor_s=source.fixed_s, kv_dtype=costs.kv_dtype
     )
+    compute = float(costs.prefill_s([context_tokens], [0])[0])
     both = meeting_point(
         costs.model, context_tokens, source.rate, costs.prefill, floor_s=source.fixed_s, kv_dtype=costs.kv_dtype
     )
@@ -34,9 +35,16 @@ def _break_even(costs: Costs, source: Source, context_tokens: int) -> BreakEven:
         bandwidth_bytes_per_s=None if bandwidth == math.inf else bandwidth,
         medium_bytes_per_s=source.rate,
         load_s=load,
-        compute_s=float(costs.prefill_s([context_tokens], [0])[0]),
+        compute_s=compute,
         both_s=both.seconds,
+        reason=_reason(source, context_tokens, load, compute),
     )
+
+
+def _reason(source: Source, context_tokens: int, load_s: float, compute_s: float) -> str:
+    faster = f"loading is {compute_s / load_s:.1f} times faster" if load_s < compute_s else "computing is faster"
+    fixed = f"{source.fixed_s:.3g} s fixed and " if source.fixed_s else ""
+    return f"{context_tokens:,} tokens: {fixed}{load_s - source.fixed_s:.3g} s at {source.limit}; {faster}"
 
 
 def break_even_length(costs: Costs, source: Source) -> int | None:

@@ -99,7 +99,17 @@ def _writes(
         write_rate_share=None if medium.drive_write is None else daily / DAY_S / (drives * medium.drive_write),
         token_hit_rate=hit_rate,
         written_share=written_share,
+        reason=_reason(spec, admission, daily, hit_rate, needed),
     )
+
+
+def _reason(spec: PlanSpec, admission: str, daily: float, hit_rate: float | None, needed: float | None) -> str:
+    parts = [f"{daily / DAY_S / 1e9:.3g} GB/s of new blocks let in by {admission!r}, as if every hour were like this"]
+    if hit_rate is not None:
+        parts.append(f"{hit_rate:.1%} of tokens hit with it")
+    if needed is not None:
+        parts.append(f"times {spec.fleet.waf:g} on flash over all drives")
+    return "; ".join(parts)
 
 
 def drive_writes_per_day(spec: PlanSpec, medium: Medium, daily: float) -> float | None:

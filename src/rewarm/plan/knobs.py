@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from rewarm.plan.hardware import GPU_HOUR_USD
 from rewarm.plan.media import source_of
+from rewarm.plan.money import medium_usd, rates_of
 from rewarm.plan.spec import PlanSpec
 from rewarm.units import format_duration, format_rate
 
@@ -25,7 +27,7 @@ class Knob:
 
 def knobs_of(spec: PlanSpec) -> list[Knob]:
     """All of them, in the order of the plan file."""
-    return [*_engine(spec), *_media(spec), *_fleet(spec), *_workload(spec), *_objective(spec)]
+    return [*_engine(spec), *_media(spec), *_fleet(spec), *_workload(spec), *_prices(spec), *_objective(spec)]
 
 
 def _in(spec: PlanSpec, section: str, **fields: object) -> PlanSpec:
@@ -90,6 +92,19 @@ def _workload(spec: PlanSpec) -> list[Knob]:
     return knobs
 
 
+def _prices(spec: PlanSpec) -> list[Knob]:
+    rates = rates_of(spec)
+    gpu_hour = GPU_HOUR_USD if spec.prices.gpu_hour is None else spec.prices.gpu_hour
+    knobs = []
+    if gpu_hour > 0:
+        knobs.append(Knob("prices.gpu_hour", gpu_hour, lambda v: _in(spec, "prices", gpu_hour=v), _usd))
+    if any(medium_usd(spec, medium, rates) > 0 for medium in spec.medium):
+        # Storage gets dearer by being written off faster: drives, chassis and DRAM alike.
+        put = lambda v: _in(spec, "prices", years=v)  # noqa: E731
+        knobs.append(Knob("prices.years", spec.prices.years, put, lambda v: f"{v:.3g} years"))
+    return knobs
+
+
 def _objective(spec: PlanSpec) -> list[Knob]:
     bound = spec.objective.ttft_p90
     if bound is None:
@@ -103,6 +118,10 @@ def _count(value: float) -> str:
 
 def _share(value: float) -> str:
     return f"{value * 100:.3g}%"
+
+
+def _usd(value: float) -> str:
+    return f"{value:.3g} USD"
 
 
 def _terabytes(value: float) -> str:

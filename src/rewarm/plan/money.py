@@ -74,6 +74,8 @@ def money_of(spec: PlanSpec, costs: Costs, assessment: Assessment, context_token
         storage_usd_per_hour=storage,
         usd_per_million_tokens=(gpu + storage) / tokens * 1e6,
         break_even_interval_s=_interval_s(spec, costs, assessment.candidate, context_tokens),
+        reason=f"{assessment.saturation.gpu_s_per_request:.3g} s of an instance per request; storage is "
+        f"{storage / (gpu + storage) if gpu + storage else 0:.0%} of the cost",
     )
 
 

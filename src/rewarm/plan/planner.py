@@ -16,6 +16,7 @@ from rewarm.plan.breakeven import break_evens
 from rewarm.plan.capacity import capacities, writes_of
 from rewarm.plan.choose import Choice, choose, heaviest
 from rewarm.plan.cost import Costs, costs_of
+from rewarm.plan.effects import effects_of
 from rewarm.plan.inputs import inputs_of
 from rewarm.plan.load import Load, SyntheticLoad
 from rewarm.plan.media import candidates_of
@@ -60,6 +61,8 @@ def make_plan(
     writes = writes_of(spec, costs, trace)
     heaviest_of_each = [one for one in assessed if _at(one, load)]
     verdict = _verdict(spec, costs, load, writes, heaviest_of_each, progress)
+    progress("effects of the inputs")
+    effects = effects_of(spec, load.sample(SENSITIVITY_REQUESTS))
     return Plan(
         schema=SCHEMA,
         version=version,
@@ -70,6 +73,7 @@ def make_plan(
         inputs=inputs_of(spec, given or {}, model, costs, sources or {}),
         verdict=verdict,
         cells=tuple(one.cell for one in assessed),
+        effects=effects,
         saturation=tuple(one.saturation for one in heaviest_of_each),
         break_even=break_evens(spec, costs, context),
         sharing=sharing_of(spec, costs, context),

@@ -43,6 +43,18 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """What a candidate's figures at the heaviest point do when one input is 10 % larger (a share: 0.1 larger, at most
+    1): relative changes, so -0.09 is 9 % less. From a sample of the load with the same seed."""
+
+    medium: str
+    input: str
+    ttft_p90: float
+    output_tokens_per_s: float
+    saturation_requests_per_s: float
+    usd_per_million_tokens: float
+
+
 class Saturation(msgspec.Struct, frozen=True, kw_only=True):
     """Where a candidate's fleet ends: requests/s per resource, the first of them, and the concurrency per node from
     which more clients only wait (N* of the closed loop's bounds)."""
@@ -53,6 +65,7 @@ class Saturation(msgspec.Struct, frozen=True, kw_only=True):
     ends: dict[str, float]
     knee_concurrency: float
     gpu_s_per_request: float
+    reason: str
 
 
 class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +82,7 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     compute_s: float
     both_s: float
     """Loading from the back while computing from the front."""
+    reason: str
 
 
 class SharingPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +143,7 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True):
     token_hit_rate: float | None
     written_share: float
     """Bytes written against admitting everything."""
+    reason: str
 
 
 class Money(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +157,7 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
     storage_usd_per_hour: float
     usd_per_million_tokens: float
     break_even_interval_s: float | None
+    reason: str
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +214,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[Input, ...]
     verdict: Verdict
     cells: tuple[Cell, ...]
+    effects: tuple[Effect, ...]
     saturation: tuple[Saturation, ...]
     break_even: tuple[BreakEven, ...]
     sharing: tuple[Sharing, ...]

@@ -16,7 +16,8 @@ from rewarm.plan.result import Change
 from rewarm.plan.spec import PlanSpec
 
 FACTORS = (1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
-"""An input is moved by these factors, up and down, all inputs by one before any by the next."""
+"""An input is moved by these factors, up and down, all inputs by one before any by the next: far ones are spared once
+the nearest changes are known."""
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
 """The same for inputs that are shares: moved by so much, within 0 and 1."""
 _NEARNESS_OF_SHARE = 5.0
@@ -47,18 +48,30 @@ def changes_of(
     found: dict[str, tuple[float, Change]] = {}
     for step in range(len(FACTORS)):
         for way in ways:
-            if way.knob.name in found or step >= len(way.values):
+            if step >= len(way.values) or _distance(way.knob, way.keeps) >= _cutoff(found):
                 continue
             progress(f"{way.knob.name} at {way.knob.show(way.values[step])}")
             choice = _other(way.knob, way.values[step], load, base, daily_writes)
             if choice is None:
                 way.keeps = way.values[step]
-            else:
-                found[way.knob.name] = _bisect(way, way.values[step], choice, load, base, daily_writes)
-        if len(found) >= CHANGES:
-            break
+                continue
+            turn = _bisect(way, way.values[step], choice, load, base, daily_writes)
+            found[way.knob.name] = min(turn, found.get(way.knob.name, turn), key=lambda row: row[0])
+            way.keeps = math.inf
     nearest = sorted(found.values(), key=lambda row: row[0])
     return tuple(change for _, change in nearest[:CHANGES])
+
+
+def _distance(knob: Knob, value: float) -> float:
+    """How far a value is from today's: its factor's logarithm, or the same for a share."""
+    if math.isinf(value):
+        return math.inf
+    return abs(value - knob.value) * _NEARNESS_OF_SHARE if knob.shares else abs(math.log(value / knob.value))
+
+
+def _cutoff(found: dict[str, tuple[float, Change]]) -> float:
+    """Beyond this distance nothing can be among the nearest changes any more."""
+    return sorted(row[0] for row in found.values())[CHANGES - 1] if len(found) >= CHANGES else math.inf
 
 
 def _values(knob: Knob) -> tuple[list[float], list[float]]:
@@ -91,8 +104,7 @@ def _bisect(
             keeps = middle
         else:
             turns, choice = middle, found
-    distance = abs(turns - knob.value) * _NEARNESS_OF_SHARE if knob.shares else abs(math.log(turns / knob.value))
     side = "above" if turns > knob.value else "below"
     text = f"{knob.name} {side} {knob.show(turns)} (now {knob.show(knob.value)}): {choice.candidate.kind}"
     change = Change(input=knob.name, value=knob.value, turns_at=turns, verdict=choice.candidate.kind, text=text)
-    return distance, change
+    return _distance(knob, turns), change

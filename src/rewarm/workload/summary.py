@@ -13,6 +13,8 @@ from rewarm.workload.hitcurve import HitCurve, HitCurveBuilder
 from rewarm.workload.requests import UNKNOWN, Requests, Trace
 
 SCHEMA = "rewarm.trace/1"
+SAMPLED_AT = (1e5, 3e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8)
+"""Capacities of a sampled curve where none are asked for: errors are counted while reading, before its end is known."""
 _STEPS = (1, 3)
 """Default capacities: 1 and 3 of every power of ten, from a tenth of a per cent of the distinct blocks up."""
 
@@ -67,6 +69,8 @@ def summarise(
     progress: Callable[[int], None] = lambda requests: None,
 ) -> TraceSummary:
     """Read a trace once. `at` are LRU capacities in tokens (a default range without); `progress` gets requests read."""
+    if at is None and sample_rate < 1:
+        at = SAMPLED_AT
     for capacity in at or ():
         if not 0 < capacity < float("inf"):
             raise ConfigError(f"the capacity {capacity:g} tokens is not allowed; capacities are positive")
@@ -101,7 +105,7 @@ def _curve_fields(curve: HitCurve | None, at: Sequence[float] | None) -> dict[st
                 cached_tokens=capacity,
                 token_hit_rate=curve.token_hit_rate(capacity),
                 block_hit_rate=curve.block_hit_rate(capacity),
-                token_hit_rate_error=curve.error.get(capacity, curve.error[None]),
+                token_hit_rate_error=curve.error.get(capacity, 0.0),
             )
             for capacity in capacities
         ),
