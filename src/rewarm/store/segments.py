@@ -35,22 +35,24 @@ class Segment:
 
 
 class SegmentTable:
-    """Segments by (writer, number) and by slot. Changed under the store's lock."""
+    """Segments by (writer, number) and by slot. Only grows; every method may be called from any thread."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._by_name: dict[tuple[str, int], Segment] = {}
         self._slots: list[Segment] = []
+        self._lock = threading.Lock()
 
     def get(self, writer: str, number: int) -> Segment:
         """The segment of that name, known from now on."""
         name = (writer, number)
-        segment = self._by_name.get(name)
-        if segment is None:
-            path = self._pool.writers / writer / f"{number:08d}.seg"
-            segment = Segment(len(self._slots), writer, number, path)
-            self._by_name[name] = segment
-            self._slots.append(segment)
+        with self._lock:
+            segment = self._by_name.get(name)
+            if segment is None:
+                path = self._pool.writers / writer / f"{number:08d}.seg"
+                segment = Segment(len(self._slots), writer, number, path)
+                self._slots.append(segment)
+                self._by_name[name] = segment
         return segment
 
     def __getitem__(self, slot: int) -> Segment:

@@ -147,7 +147,9 @@ class BatchTransfer:
         where = np.asarray(blocks, np.int64)
         with self._condition:
             where = where[self._codes[where] == PENDING]
-            self._released |= releasing
+            if releasing:
+                self._released = True
+                self._condition.notify_all()
             if len(where):
                 self._codes[where] = CODE[outcome]
                 self._verdicts_given(self._codes[where])
