@@ -6,6 +6,7 @@ then named in the log. One whose sync fails is never sealed, and nothing more is
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -27,7 +28,7 @@ class Appender:
     def __init__(self, side: WriteSide, sync: Callable[[int, Synced], None]) -> None:
         self._side = side
         self._sync = sync
-        self._sealing: set[OpenSegment] = set()
+        self._open: set[OpenSegment] = set()
         self.writer: Writer | None = None
         self.target: OpenSegment | None = None
 
@@ -42,8 +43,11 @@ class Appender:
 
         `unwritten_bytes` are on their way to the medium, which does not count them yet.
         """
+        self._leave_removed()
         if self.target is not None and not self.target.room_for(length):
             self.seal(self.target)
+        if self.target is None and self.writer is not None and self.writer.log.offset > self.writer.segment_bytes:
+            self._start_over()
         if self.target is None:
             writer = self.ensure_writer()
             if not self._side.make_room(max(writer.segment_bytes, length) + unwritten_bytes):
@@ -54,14 +58,29 @@ class Appender:
                 if error.errno not in FULL or not self._side.make_room(writer.segment_bytes, full=True):
                     raise
                 self.target = writer.new_segment()
+            self._open.add(self.target)
         return self.target
+
+    def _leave_removed(self) -> None:
+        """Go on in other files where somebody removed ours: what is appended to them would be lost."""
+        if self.target is not None and not os.fstat(self.target.descriptor).st_nlink:
+            # Not abandoned: its blocks leave the index when the eviction is read in the log of whoever removed it.
+            self.seal(self.target)
+        if self.writer is not None and self.writer.removed():
+            self.abandon()
+            self._start_over()
+
+    def _start_over(self) -> None:
+        """Go on as another writer. The log of one whose segments are all evicted can be removed, a living one's not."""
+        writer, self.writer = self.writer, None
+        if writer is not None:
+            writer.retire()
 
     def seal(self, target: OpenSegment) -> None:
         """Fill this segment no more, and seal it when its last group is over."""
         if target is self.target:
             self.target = None
         target.full = True
-        self._sealing.add(target)
         self._seal_if_quiet(target)
 
     def abandon(self) -> None:
@@ -93,37 +112,38 @@ class Appender:
         writer, self.writer = self.writer, None
         if writer is not None:
             result = _sync_now(writer.log.descriptor)
-            writer.close()
+            writer.retire()
             if result:
                 raise OSError(-result, os.strerror(-result))
 
     def close_files(self) -> None:
         """After a failure: close everything without sealing it."""
-        for target in self._sealing | ({self.target} if self.target else set()):
-            os.close(target.descriptor)
-        self._sealing.clear()
-        writer, self.target, self.writer = self.writer, None, None
-        if writer is not None:
-            writer.close()
+        for target in list(self._open):
+            self._close(target)
+        self.target = None
+        self._start_over()
 
     def _seal_if_quiet(self, target: OpenSegment) -> None:
-        if target in self._sealing and not target.groups:
-            self._sealing.discard(target)
+        if target.full and not target.groups and not target.closing:
+            target.closing = True
             if target.segment.gone:
-                os.close(target.descriptor)
+                self._close(target)
             else:
                 self._sync(target.descriptor, lambda result: self._sealed(target, result))
 
     def _sealed(self, target: OpenSegment, result: int) -> None:
+        segment = target.segment
+        if result >= 0 and not segment.gone:
+            with contextlib.suppress(OSError):
+                written = target.writer.announce(Kind.SEALED, segment.writer, segment.number, target.end)
+                self._side.counters.add(bytes_log=written)
+                segment.sealed_bytes = target.end
+        self._close(target)
+
+    def _close(self, target: OpenSegment) -> None:
+        self._open.discard(target)
         os.close(target.descriptor)
-        writer, segment = self.writer, target.segment
-        if result < 0 or segment.gone or writer is None:
-            return
-        try:
-            self._side.counters.add(bytes_log=writer.announce(Kind.SEALED, segment.writer, segment.number, target.end))
-        except OSError:
-            return
-        segment.sealed_bytes = target.end
+        target.writer.segment_closed()
 
 
 def _sync_now(descriptor: int) -> int:

@@ -7,7 +7,7 @@ is gone; `evict` and `erase` take what they are told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Set
 
 import msgspec
 
@@ -65,7 +65,7 @@ def could_fit(pool: Pool, usage: Usage, need: int, victims: Iterable[FileFacts])
 class Victims:
     """Chooses segments to drop, oldest first by the server's time of last write."""
 
-    def __init__(self, pool: Pool, table: SegmentTable, own: Callable[[], str | None], *, local: bool) -> None:
+    def __init__(self, pool: Pool, table: SegmentTable, own: Set[str], *, local: bool) -> None:
         self._pool = pool
         self._table = table
         self._own = own
@@ -84,24 +84,29 @@ class Victims:
         wanted = set(writers)
         return self._named(file for file in usage.files if file.is_segment and file.writer in wanted)
 
+    def spent_logs(self, usage: Usage, kept: Set[str]) -> list[FileFacts]:
+        """Logs of dead writers that have no segment left, but for those to be kept."""
+        filled = {file.writer for file in usage.files if file.is_segment} | kept
+        logs = [file for file in usage.files if file.writer not in filled]
+        return [file for file in logs if self._is_dead(file.writer, file.name)]
+
     def _choose(self, usage: Usage, *, others_sealed: bool) -> list[tuple[FileFacts, Segment]]:
-        own = self._own()
         logs = {file.writer: file.name for file in usage.files if not file.is_segment}
         dead: dict[str, bool] = {}
         chosen = []
         for file, segment in self._named(file for file in usage.files if file.is_segment):
-            sealed = segment.sealed_bytes is not None
-            if file.writer == own or (others_sealed and sealed):
-                take = sealed
-            elif file.writer not in logs:
-                take = False
-            else:
+            take = segment.sealed_bytes is not None and (others_sealed or file.writer in self._own)
+            if not take:
                 if file.writer not in dead:
-                    dead[file.writer] = self._local and writer_is_dead(self._pool, file.writer, logs[file.writer])
+                    dead[file.writer] = self._is_dead(file.writer, logs.get(file.writer))
                 take = dead[file.writer]
             if take and not segment.pins:
                 chosen.append((file, segment))
         return chosen
+
+    def _is_dead(self, writer: str, log_name: str | None) -> bool:
+        """True when nobody can append to the writer's files. Without a log they cannot be found, either."""
+        return self._local and (log_name is None or writer_is_dead(self._pool, writer, log_name))
 
     def _named(self, files: Iterable[FileFacts]) -> list[tuple[FileFacts, Segment]]:
         oldest = sorted(files, key=lambda file: (file.modified_s, file.writer, file.number))

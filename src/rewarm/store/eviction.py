@@ -13,6 +13,7 @@ from rewarm.store.layout import SEGMENT_GONE, Kind
 from rewarm.store.pool import NAMESPACES, FileFacts
 from rewarm.store.segments import Segment
 from rewarm.store.tailing import Shared, Tailer, remove_segments
+from rewarm.store.writer import remove_if_dead
 from rewarm.store.writing import WriteLoop
 
 MEASURE_SHARE = 0.01
@@ -26,7 +27,7 @@ class Evictor:
         self._shared = shared
         self._tailer = tailer
         self._writes = writes
-        self._victims = Victims(shared.pool, shared.segments, self._own, local=local)
+        self._victims = Victims(shared.pool, shared.segments, tailer.own_writers, local=local)
         self.used_bytes = 0
         self._next_measure_s = 0.0
 
@@ -55,7 +56,7 @@ class Evictor:
             if not full and not capacity.could_fit(self._shared.pool, usage, need, [file for file, _ in victims]):
                 return False
             freed = self._drop(victims, excess)
-            usage = self.measure()
+            usage = self._measure_without_spent_logs()
             if full:
                 return freed > 0
         return capacity.fits(self._shared.pool, usage, need)
@@ -63,12 +64,14 @@ class Evictor:
     def evict_to(self, to_bytes: int) -> int:
         """Drop sealed segments of anybody until at most `to_bytes` are used; returns bytes freed."""
         freed = 0
+        usage = self.measure()
         # More than once where need be: the announcements themselves take space in the log.
-        while (usage := self.measure()).used_bytes > to_bytes:
+        while usage.used_bytes > to_bytes:
             step = self._drop(self._victims.any_sealed(usage), usage.used_bytes - to_bytes)
             if not step:
                 break
             freed += step
+            usage = self._measure_without_spent_logs()
         return freed
 
     def erase(self) -> int:
@@ -76,37 +79,51 @@ class Evictor:
         self._writes.appender.abandon()
         usage = self.measure()
         writers = self._tailer.writers_of(self._shared.namespace) | self._tailer.own_writers
-        freed = self._drop(self._victims.of_writers(usage, writers), usage.used_bytes)
+        freed = self._drop(self._victims.of_writers(usage, writers), usage.used_bytes, even_pinned=True)
         for segment in [s for writer in writers for s in self._shared.segments.of_writer(writer)]:
             remove_segments(self._shared, [segment])
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._shared.pool.root / NAMESPACES / f"{self._shared.namespace.hex()}.json")
-        self.measure()
+        self._measure_without_spent_logs()
         return freed
 
     def announce_drops(self, drops: Sequence[tuple[Segment, int]]) -> int:
         """Name damaged copies in the log; returns how many. Raises `OSError`."""
         writer = self._writes.appender.ensure_writer()
+        self._tailer.droppers.add(writer.id)
         for segment, offset in drops:
             written = writer.announce(Kind.DROPPED, segment.writer, segment.number, offset)
             self._shared.counters.add(bytes_log=written)
         return len(drops)
 
-    def _own(self) -> str | None:
-        return self._writes.appender.writer.id if self._writes.appender.writer else None
+    def _measure_without_spent_logs(self) -> capacity.Usage:
+        """Measure again, after removing the logs of dead writers whose segments are all gone: they name nothing.
 
-    def _drop(self, victims: Sequence[tuple[FileFacts, Segment]], amount: int) -> int:
+        A log that says what is damaged is kept, so that nobody has to find out again.
+        """
+        usage = self.measure()
+        logs = self._victims.spent_logs(usage, self._tailer.droppers)
+        for file in logs:
+            remove_if_dead(self._shared.pool, file.writer, file.name)
+        return self.measure() if logs else usage
+
+    def _drop(self, victims: Sequence[tuple[FileFacts, Segment]], amount: int, *, even_pinned: bool = False) -> int:
         """Announce and unlink victims in order until `amount` bytes are credited."""
         freed = 0
         for file, segment in victims:
             if freed >= amount:
                 break
+            if not os.access(segment.path.parent, os.W_OK | os.X_OK):
+                continue  # It cannot be removed, and goes on being served.
+            with self._shared.lock:
+                if segment.pins and not even_pinned:
+                    continue
+                remove_segments(self._shared, [segment])
             # A full disk may refuse the announcement: readers then learn of it by a miss.
             with contextlib.suppress(OSError):
                 writer = self._writes.appender.ensure_writer()
                 written = writer.announce(Kind.EVICTED, segment.writer, segment.number, SEGMENT_GONE)
                 self._shared.counters.add(bytes_log=written)
-            remove_segments(self._shared, [segment])
             try:
                 os.unlink(segment.path)
             except OSError:

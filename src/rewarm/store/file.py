@@ -31,6 +31,7 @@ from rewarm.store.contract import (
 from rewarm.store.devices.base import Device
 from rewarm.store.devices.select import Choice
 from rewarm.store.eviction import Evictor
+from rewarm.store.fallback import Fallback
 from rewarm.store.index import NO_ROW, Index, Places
 from rewarm.store.pool import Pool
 from rewarm.store.reading import ReadLoop
@@ -38,12 +39,15 @@ from rewarm.store.requests import LoadJob
 from rewarm.store.saving import Command, Group, SaveJob
 from rewarm.store.segments import FileCache, Segment, SegmentPin, SegmentTable
 from rewarm.store.settings import Settings, visibility_bound_s
-from rewarm.store.tailing import Tailer, forget_segments, read_flags
+from rewarm.store.tailing import Tailer, read_flags
 from rewarm.store.transfer import BatchTransfer, Counters, settled_transfer
-from rewarm.store.writer import Writer
+from rewarm.store.writer import Writer, make_writer
 from rewarm.store.writing import WriteLoop
 
 Wrap = Callable[[Device], Device]
+
+CANCEL_S = 1.0
+"""What `close` allows each thread to end once nothing is left to do but what the kernel holds."""
 
 
 class FileStore:
@@ -75,18 +79,23 @@ class FileStore:
         self._pid = os.getpid()
         self._closed = False
         self._reads = ReadLoop(self, wrap_reads(choice.open()))
-        self._writes = WriteLoop(self, wrap_writes(choice.open()))
+        try:
+            self._writes = WriteLoop(self, wrap_writes(choice.open()))
+        except StorageError:
+            self._reads.stop(CANCEL_S)
+            raise
         self._tailer = Tailer(self, self._own_segment_evicted)
         self._evictor = Evictor(self, self._tailer, self._writes, local=not choice.network)
-        self._drops: list[tuple[Segment, int]] = []
+        self._fallback = Fallback(self, self._tailer, self._name_damage)
         self._stop_polling = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="rewarm-poll", daemon=True)
         try:
-            self.refresh()
+            self._tailer.refresh()
             self._evictor.measure()
-        except OSError as error:
-            raise StorageError(f"cannot read {pool.root}: {error.strerror}") from error
-        self._poller.start()
+            self._poller.start()
+        except (OSError, RuntimeError) as error:
+            self.close()
+            raise StorageError(f"cannot open {pool.root}: {error}") from error
 
     # The data path.
 
@@ -182,8 +191,11 @@ class FileStore:
 
     def flush(self) -> None:
         """Wait until everything saved so far is published and synced to the medium."""
-        self._command(self._writes.appender.flush, drained=True)
-        self._evictor.measure()
+        self._command(self._flush, drained=True)
+
+    def _flush(self) -> int:
+        self._writes.appender.flush()
+        return self._evictor.measure().used_bytes
 
     def check(self, *, fix: bool = False) -> CheckReport:
         """Verify every file and block of the pool; with `fix` repair or remove what is damaged."""
@@ -206,7 +218,10 @@ class FileStore:
     def refresh(self) -> None:
         """Read what other writers have published since the last poll; returns when it is visible to `lookup`."""
         self._usable()
-        self._tailer.refresh()
+        try:
+            self._tailer.refresh()
+        except OSError as error:
+            raise StorageError(f"cannot read {self.pool.root}: {error.strerror}") from error
 
     def register(self, arena: Any) -> int:
         """Announce memory that many buffers will come from; returns the bytes registered (0: no effect yet)."""
@@ -252,11 +267,13 @@ class FileStore:
         self._closed = True
         self._stop_polling.set()
         deadline_s = time.monotonic() + self.settings.close_timeout_s
-        self._writes.stop(self.settings.close_timeout_s)
+        if not self._writes.stop(self.settings.close_timeout_s):
+            self._writes.cancel_all()
+            self._writes.stop(CANCEL_S)
         self._reads.cancel_all()
-        self._reads.stop(max(deadline_s - time.monotonic(), 1.0))
+        self._reads.stop(max(deadline_s - time.monotonic(), CANCEL_S))
         if self._poller.is_alive() and self._poller is not threading.current_thread():
-            self._poller.join(max(deadline_s - time.monotonic(), 1.0))
+            self._poller.join(max(deadline_s - time.monotonic(), CANCEL_S))
         self.files.close()
 
     def __enter__(self) -> FileStore:
@@ -278,46 +295,14 @@ class FileStore:
         return self.index.has(key)
 
     def next_place(self, key: bytes, slot: int, offset: int, outcome: Outcome, attempt: int) -> Places | None:
-        """Where to read a block after its `attempt`-th failure, at this place; None where there is no copy left.
-
-        A damaged copy is forgotten, and named in the log if its segment is sealed, so that it does not come back. A
-        medium that fails keeps its copies: it may recover.
-        """
-        segment = self.segments[slot]
-        own = self._writes.appender.writer is not None and segment.writer == self._writes.appender.writer.id
-        if outcome is Outcome.CORRUPT and attempt == 1 and segment.sealed_bytes is None and not own:
-            self._tailer.refresh()
-            return self._first_place(key)
-        with self.lock:
-            if outcome is Outcome.MISSING:
-                forget_segments(self, [segment])
-                self._tailer.suspect(segment.writer)
-            elif outcome is Outcome.CORRUPT:
-                self.index.remove_copy(key, slot, offset)
-                if segment.sealed_bytes is not None:
-                    self._drops.append((segment, offset))
-            else:
-                return self._other_place(key, slot, offset)
-        if outcome is Outcome.CORRUPT and self._writes.appender.writer is not None:
-            self._writes.put(Command(self._write_drops, drained=False))
-        return self._first_place(key)
-
-    def _first_place(self, key: bytes) -> Places | None:
-        with self.lock:
-            places = self.index.places([key])
-        return None if places.row[0] == NO_ROW else places
-
-    def _other_place(self, key: bytes, slot: int, offset: int) -> Places | None:
-        places = self.index.places([key])
-        row = int(places.row[0])
-        if row != NO_ROW and (places.segment[0], places.offset[0]) == (slot, offset):
-            row = self.index.second(key, row)
-        return None if row == NO_ROW else self.index.places_of(np.array([row]))
+        """Where to read a block after its `attempt`-th failure, at this place; None where there is no copy left."""
+        return self._fallback.next_place(key, slot, offset, outcome, attempt)
 
     def new_writer(self) -> Writer:
-        """Make this handle's writer. Raises `OSError`."""
-        writer = Writer(self.pool, self.segments, self.namespace, self._description, direct=self.choice.direct)
-        self._tailer.own_writers.add(writer.id)
+        """Make a writer for this handle. Raises `OSError`."""
+        writer = make_writer(self, self._tailer.own_writers, self._description, direct=self.choice.direct)
+        if self._fallback.pending():
+            self._writes.put(Command(self._write_drops, drained=False))
         return writer
 
     def make_room(self, need: int, *, full: bool = False) -> bool:
@@ -334,18 +319,16 @@ class FileStore:
             if not group.target.segment.gone:
                 self.index.add(keys, slots, np.array(group.offsets, np.uint64), lengths, checksums)
 
+    def _name_damage(self) -> None:
+        """Have damage named in the log, if there is one: reading alone makes no writer."""
+        if self._writes.appender.writer is not None:
+            self._writes.put(Command(self._write_drops, drained=False))
+
     def _write_drops(self) -> int:
-        with self.lock:
-            drops, self._drops = self._drops, []
-        return self._evictor.announce_drops(drops)
+        return self._evictor.announce_drops(self._fallback.take())
 
     def _drop_damage(self, damage: list[Damage]) -> None:
-        with self.lock:
-            for writer, number, offset in damage:
-                segment = self.segments.get(writer, number)
-                segment.dropped.add(offset)
-                self.index.remove_place(segment.slot, offset)
-                self._drops.append((segment, offset))
+        self._fallback.note([(self.segments.get(writer, number), offset) for writer, number, offset in damage])
         self._command(self._write_drops, drained=False)
 
     def _own_segment_evicted(self, segment: Segment) -> None:

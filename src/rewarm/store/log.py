@@ -27,6 +27,8 @@ class LogTail:
         self.skips: list[tuple[int, int]] = []
         self.namespace: bytes | None = None
         self.listed = False
+        self.missing: set[int] = set()
+        self.changed_ns = 0
 
     def rewind(self) -> None:
         """Begin again: files may have come back, or gone."""

@@ -41,6 +41,7 @@ class IoLoop(abc.ABC, Generic[Job]):
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._cancelling = False
         self._progress_s = 0.0
         self._bytes_in_flight = 0
 
@@ -95,6 +96,11 @@ class IoLoop(abc.ABC, Generic[Job]):
         """Have the loop look at its jobs now."""
         self._device.wake()
 
+    def cancel_all(self) -> None:
+        """Give up every job, now and from now on; callable from any thread."""
+        self._cancelling = True
+        self.wake()
+
     def stop(self, timeout_s: float) -> bool:
         """End when the jobs are done, seconds; False when the thread had to be left behind with I/O in flight."""
         with self._lock:
@@ -141,6 +147,8 @@ class IoLoop(abc.ABC, Generic[Job]):
             stopping = self._stopping
         for job in jobs:
             self.accept(job)
+        if self._cancelling:
+            self.give_up(Outcome.CANCELLED)
         if not self._device.in_flight():
             self._progress_s = time.monotonic()
         self.send()

@@ -124,10 +124,14 @@ class Pool:
         return 0o660 if self.facts.access == "group" else 0o600
 
     def make_directory(self, path: Path) -> None:
-        """Make a directory with the pool's mode whatever the umask; one that is there already is left as it is."""
+        """Make a directory with the pool's mode whatever the umask; one that is there already is left as it is.
+
+        Raises `OSError`, also where something else has the name: links are never followed.
+        """
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:
+            _expect_directory(path)
             return
         path.chmod(self.directory_mode)
 
@@ -138,15 +142,16 @@ class Pool:
         return descriptor
 
     def note_namespace(self, digest: bytes, description: str) -> None:
-        """Keep a readable copy of a namespace; somebody else's copy is as good."""
+        """Keep a readable copy of a namespace; somebody else's copy is as good. Raises `OSError`."""
         self.make_directory(self.root / NAMESPACES)
         path = self.root / NAMESPACES / f"{digest.hex()}.json"
         content = msgspec.json.encode({"digest": digest.hex(), "describe": description})
         _publish(path, content, self.file_mode)
 
     def writer_ids(self) -> list[str]:
-        """Names under `writers/` that are writers, in no order; empty before the first save."""
+        """Names under `writers/` that are writers, in no order; empty before the first save. Raises `OSError`."""
         try:
+            _expect_directory(self.writers)
             with os.scandir(self.writers) as entries:
                 return [e.name for e in entries if _WRITER.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
@@ -238,7 +243,14 @@ def replace_facts(root: Path, facts: PoolFacts) -> None:
             os.rename(path, root / f".tmp-{uuid.uuid4().hex}")
     except OSError as error:
         raise StorageError(f"cannot move {path} away: {os.strerror(error.errno or 0)}") from error
-    _publish(path, encode_facts(facts), 0o660 if facts.access == "group" else 0o600)
+    _publish_facts(path, facts)
+
+
+def _publish_facts(path: Path, facts: PoolFacts) -> None:
+    try:
+        _publish(path, encode_facts(facts), 0o660 if facts.access == "group" else 0o600)
+    except OSError as error:
+        raise StorageError(f"cannot create {path}: {os.strerror(error.errno or 0)}") from error
 
 
 def _create(root: Path, capacity: int, access: Literal["private", "group"]) -> PoolFacts:
@@ -250,7 +262,7 @@ def _create(root: Path, capacity: int, access: Literal["private", "group"]) -> P
             f"{root} has {strangers[0]}/ but no {POOL_FILE}; `rewarm check --fix` rebuilds it from the logs"
         )
     facts = PoolFacts(FORMAT, uuid.uuid4().hex, capacity, segment_bytes_for(capacity), access, host_id())
-    _publish(root / POOL_FILE, encode_facts(facts), 0o660 if access == "group" else 0o600)
+    _publish_facts(root / POOL_FILE, facts)
     winner = read_facts(root)
     if winner is None:
         raise StorageError(f"{root / POOL_FILE} vanished while it was made")
@@ -258,25 +270,28 @@ def _create(root: Path, capacity: int, access: Literal["private", "group"]) -> P
 
 
 def _publish(path: Path, content: bytes, mode: int) -> None:
-    """Give `content` a name, whole or not at all; leaves alone what has the name already."""
+    """Give `content` a name, whole or not at all; leaves alone what has the name already. Raises `OSError`."""
     temporary = path.parent / f".tmp-{uuid.uuid4().hex}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(descriptor, mode)
-            os.write(descriptor, content)
+            if os.write(descriptor, content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return
-        finally:
-            os.unlink(temporary)
-        sync_directory(path.parent)
-    except OSError as error:
-        raise StorageError(f"cannot create {path}: {os.strerror(error.errno or 0)}") from error
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    finally:
+        os.unlink(temporary)
+    sync_directory(path.parent)
+
+
+def _expect_directory(path: Path) -> None:
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, f"{path} is not a directory")
 
 
 def sync_directory(path: Path) -> None:

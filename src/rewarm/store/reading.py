@@ -62,12 +62,6 @@ class ReadLoop(IoLoop[LoadJob]):
         self._windows: dict[int, Window] = {}
         self._current: Window | None = None
         self._next_window = 0
-        self._cancelling = False
-
-    def cancel_all(self) -> None:
-        """Give up every load; callable from any thread."""
-        self._cancelling = True
-        self.wake()
 
     # One turn of the loop, called by the base class.
 
@@ -111,8 +105,6 @@ class ReadLoop(IoLoop[LoadJob]):
 
     def tidy(self, now_s: float) -> None:
         """Deadlines, and jobs that ended without us."""
-        if self._cancelling:
-            self.give_up(Outcome.CANCELLED)
         for window in list(self._windows.values()):
             late = window.in_flight and now_s - window.submitted_s > self.io_deadline_s
             if late and not window.expired:

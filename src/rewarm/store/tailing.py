@@ -44,6 +44,8 @@ class Tailer:
         self._lock = threading.Lock()
         self._suspects: set[str] = set()
         self.own_writers: set[str] = set()
+        self.droppers: set[str] = set()
+        """Writers whose logs name damage."""
         self.unreadable_logs = 0
 
     def refresh(self) -> None:
@@ -87,13 +89,15 @@ class Tailer:
         try:
             for frame in self._reader.frames(descriptor, tail):
                 self._apply(frame, tail)
+            if not tail.listed and tail.sequence:
+                self._forget_missing_segments(tail)
+            elif tail.missing:
+                self._look_for_missing(tail)
         except OSError:
             return False
         finally:
             self._shared.files.release(path)
             self._shared.counters.add(bytes_log=self._reader.take_bytes())
-        if not tail.listed and tail.sequence:
-            self._forget_missing_segments(tail)
         return True
 
     def _apply(self, frame: Frame, tail: LogTail) -> None:
@@ -107,13 +111,14 @@ class Tailer:
         for owner, number, offset in frame.references():
             with self._shared.lock:
                 segment = self._shared.segments.get(owner.hex(), number)
-                self._apply_reference(Kind(frame.kind), segment, offset)
+                self._apply_reference(Kind(frame.kind), tail.writer, segment, offset)
 
-    def _apply_reference(self, kind: Kind, segment: Segment, offset: int) -> None:
+    def _apply_reference(self, kind: Kind, writer: str, segment: Segment, offset: int) -> None:
         if kind == Kind.SEALED:
             segment.sealed_bytes = offset
         elif kind == Kind.DROPPED:
             segment.dropped.add(offset)
+            self.droppers.add(writer)
             self._shared.index.remove_place(segment.slot, offset)
         elif offset == SEGMENT_GONE and not segment.gone:
             own = segment.writer in self.own_writers
@@ -142,15 +147,30 @@ class Tailer:
 
     def _forget_missing_segments(self, tail: LogTail) -> None:
         """After a log was read the first time: segments that are not there any more. Listed after, never before."""
-        present = {file.number for file in self._shared.pool.files(tail.writer) if file.is_segment}
+        tail.changed_ns = self._changed_ns(tail)
+        present = self._present(tail)
         with self._shared.lock:
             missing = [s for s in self._shared.segments.of_writer(tail.writer) if s.number not in present]
-            remove_segments(self._shared, missing)
+            forget_segments(self._shared, missing)
+        tail.missing = {segment.number for segment in missing}
         tail.listed = True
 
+    def _look_for_missing(self, tail: LogTail) -> None:
+        """A mount in trouble can claim that files are gone: read the log again once one of them is back."""
+        changed_ns = self._changed_ns(tail)
+        if changed_ns != tail.changed_ns:
+            tail.changed_ns = changed_ns
+            if not tail.missing.isdisjoint(self._present(tail)):
+                tail.rewind()
+
+    def _changed_ns(self, tail: LogTail) -> int:
+        return os.stat(self._shared.pool.writers / tail.writer).st_mtime_ns
+
+    def _present(self, tail: LogTail) -> set[int]:
+        return {file.number for file in self._shared.pool.files(tail.writer) if file.is_segment}
+
     def _forget_writer(self, writer: str) -> None:
-        with self._shared.lock:
-            remove_segments(self._shared, self._shared.segments.of_writer(writer))
+        forget_segments(self._shared, self._shared.segments.of_writer(writer))
         self._shared.files.forget(self._shared.pool.writers / writer / f"{self._tails[writer].epoch:08d}.log")
         del self._tails[writer]
 

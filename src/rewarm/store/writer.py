@@ -10,7 +10,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 import uuid
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -21,19 +23,29 @@ from rewarm.store.layout import PAGE, Kind
 from rewarm.store.log import LogWriter
 from rewarm.store.pool import WRITERS, Pool, open_regular, sync_directory
 from rewarm.store.segments import Segment, SegmentTable
+from rewarm.store.tailing import Shared
+
+MAKE_ATTEMPTS = 3
+"""Somebody who removes the logs of the dead can take the newest for one of them, for a moment."""
+
+LOCK_ATTEMPTS = 100
+LOCK_PAUSE_S = 0.01
+"""Who asks whether a writer is dead lets go of its lock at once; a second is ample."""
 
 
 class OpenSegment:
     """The segment being filled: where the next payload goes, and how many groups still write to it."""
 
-    def __init__(self, segment: Segment, descriptor: int, limit: int) -> None:
+    def __init__(self, writer: Writer, segment: Segment, descriptor: int) -> None:
+        self.writer = writer
         self.segment = segment
         self.descriptor = descriptor
-        self.limit = limit
+        self.limit = writer.segment_bytes
         self.end = PAGE
         self.groups = 0
         self.unsynced_bytes = 0
         self.full = False
+        self.closing = False
 
     def room_for(self, count: int) -> bool:
         """True when a payload of `count` bytes fits; an empty segment takes one of any size."""
@@ -49,25 +61,38 @@ class OpenSegment:
 class Writer:
     """One writer's directory. Raises `OSError` from everything that touches the medium."""
 
-    def __init__(self, pool: Pool, table: SegmentTable, namespace: bytes, description: str, *, direct: bool) -> None:
+    def __init__(
+        self, writer_id: str, pool: Pool, table: SegmentTable, namespace: bytes, description: str, *, direct: bool
+    ) -> None:
         self._pool = pool
         self._table = table
         self._namespace = namespace
         self._direct = direct
         self._numbers = 0
-        self.id = uuid.uuid4().hex
+        self._open_segments = 0
+        self._retired = False
+        self.id = writer_id
         self.segment_bytes = pool.facts.segment_bytes
         self.directory = pool.writers / self.id
         pool.make_directory(pool.root / WRITERS)
         pool.note_namespace(namespace, description)
         pool.make_directory(self.directory)
-        self.log = LogWriter(pool, self.id, direct=direct)
-        # Held until the process ends, however it ends: see `writer_is_dead`.
-        with contextlib.suppress(OSError):
-            fcntl.flock(self.log.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        record = layout.encode_open(pool.pool_id, pool.facts.capacity_bytes, pool.facts.segment_bytes)
-        self.log.append(Kind.OPEN, record, 1)
-        sync_directory(pool.writers)
+        try:
+            self.log = LogWriter(pool, self.id, direct=direct)
+        except OSError:
+            self._remove_directory()
+            raise
+        try:
+            _lock(self.log.descriptor)
+            if self.removed():
+                raise FileNotFoundError(errno.ENOENT, "the new log was taken for a dead writer's, and removed")
+            record = layout.encode_open(pool.pool_id, pool.facts.capacity_bytes, pool.facts.segment_bytes)
+            self.log.append(Kind.OPEN, record, 1)
+            sync_directory(pool.writers)
+            sync_directory(pool.root)
+        except OSError:
+            self.close()
+            raise
 
     def new_segment(self) -> OpenSegment:
         """Create the next segment with its header."""
@@ -85,7 +110,8 @@ class Writer:
             with contextlib.suppress(OSError):
                 os.unlink(segment.path)
             raise
-        return OpenSegment(segment, descriptor, self._pool.facts.segment_bytes)
+        self._open_segments += 1
+        return OpenSegment(self, segment, descriptor)
 
     def publish(self, key_bytes: int, entries: npt.NDArray[np.void]) -> int:
         """Write entries with keys of one length as frames; returns log bytes."""
@@ -106,26 +132,97 @@ class Writer:
         """Make the names of the segments survive a power loss."""
         sync_directory(self.directory)
 
+    def segment_closed(self) -> None:
+        """A segment of this writer will not be named in the log again."""
+        self._open_segments -= 1
+        if self._retired and not self._open_segments:
+            self.close()
+
+    def retire(self) -> None:
+        """Open no segment any more; the log is closed with the last one that is open."""
+        self._retired = True
+        if not self._open_segments:
+            self.close()
+
+    def removed(self) -> bool:
+        """True when somebody removed the log: what it says is lost."""
+        return not os.fstat(self.log.descriptor).st_nlink
+
     def close(self) -> None:
         """Close the log; a writer that never stored anything and announced nothing leaves no directory behind."""
-        empty = self.log.frames == 1
+        empty = self.log.frames <= 1
         self.log.close()
         if empty:
             with contextlib.suppress(OSError):
                 os.unlink(self.log.path)
-                os.rmdir(self.directory)
+            self._remove_directory()
+
+    def _remove_directory(self) -> None:
+        with contextlib.suppress(OSError):
+            os.rmdir(self.directory)
+
+
+def make_writer(shared: Shared, own: set[str], description: str, *, direct: bool) -> Writer:
+    """A writer under a new id, which is in `own` before its files can be seen. Raises `OSError`."""
+    for attempt in range(MAKE_ATTEMPTS):
+        writer_id = uuid.uuid4().hex
+        own.add(writer_id)
+        try:
+            return Writer(writer_id, shared.pool, shared.segments, shared.namespace, description, direct=direct)
+        except FileNotFoundError:
+            if attempt == MAKE_ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a log for as long as the process lives, however it ends: see `writer_is_dead`, which may hold it briefly.
+
+    Raises `OSError` where somebody else keeps it: the writer would look dead to everybody while it lives.
+    """
+    for attempt in range(LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if attempt == LOCK_ATTEMPTS - 1:
+                raise
+            time.sleep(LOCK_PAUSE_S)
+        except OSError:  # a file system without locks; nobody takes its writers for dead
+            return
 
 
 def writer_is_dead(pool: Pool, writer: str, log_name: str) -> bool:
     """True when no process of this machine holds the writer's lock. Only meaningful on a local file system."""
+    with _dead_log(pool, writer, log_name) as dead:
+        return dead
+
+
+def remove_if_dead(pool: Pool, writer: str, log_name: str) -> None:
+    """Remove the log of a dead writer, and its directory if nothing else is in it. Local file systems only.
+
+    The lock is held meanwhile: a writer that is just coming into being waits for it, and then finds its log gone.
+    """
+    with _dead_log(pool, writer, log_name) as dead, contextlib.suppress(OSError):
+        if dead:
+            os.unlink(pool.writers / writer / log_name)
+            os.rmdir(pool.writers / writer)
+
+
+@contextlib.contextmanager
+def _dead_log(pool: Pool, writer: str, log_name: str) -> Iterator[bool]:
+    """Holds the lock of a log where nobody else does, and says whether it could."""
     try:
         descriptor = open_regular(pool.writers / writer / log_name, os.O_RDONLY)
     except OSError:
-        return False
+        yield False
+        return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            dead = True
+        except OSError:
+            dead = False
+        yield dead
     finally:
         os.close(descriptor)
-    return True

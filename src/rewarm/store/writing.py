@@ -267,8 +267,7 @@ class WriteLoop(IoLoop[SaveJob | Command]):
         self._end(group, Outcome.REFUSED_FULL if full else Outcome.LOST_MEDIUM)
 
     def _publish(self, group: Group) -> None:
-        writer = self.appender.writer
-        assert writer is not None
+        writer = group.target.writer
         try:
             written = sum(writer.publish(len(group.job.keys[group.blocks[p[0]]]), e) for p, e in group.entries())
             if self._side.sync_first:

@@ -1,0 +1,82 @@
+"""What to do about a copy that could not be read: which one to read next, and what is to be said of it in the log.
+
+A damaged copy is forgotten, and named in the log if its segment is sealed, so that it does not come back with a
+restart. A medium that fails keeps its copies: it may recover. So does a file that is not there: its writer's log is
+read again, for a mount in trouble can claim that everything is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rewarm.store.contract import Outcome
+from rewarm.store.index import NO_ROW, Places
+from rewarm.store.segments import Segment
+from rewarm.store.tailing import Shared, Tailer, forget_segments
+
+
+class Fallback:
+    """Used by the read loop's thread; `damaged` is called there when something new is to be said in the log."""
+
+    def __init__(self, shared: Shared, tailer: Tailer, damaged: Callable[[], None]) -> None:
+        self._shared = shared
+        self._tailer = tailer
+        self._damaged = damaged
+        self._damage: list[tuple[Segment, int]] = []
+
+    def next_place(self, key: bytes, slot: int, offset: int, outcome: Outcome, attempt: int) -> Places | None:
+        """Where to read a block after its `attempt`-th failure, at this place; None where there is no copy left."""
+        segment = self._shared.segments[slot]
+        if outcome is Outcome.MISSING:
+            forget_segments(self._shared, [segment])
+            self._tailer.suspect(segment.writer)
+            return self._first(key)
+        if outcome is not Outcome.CORRUPT:
+            return self._other(key, slot, offset)
+        if attempt == 1 and segment.sealed_bytes is None and segment.writer not in self._tailer.own_writers:
+            with contextlib.suppress(OSError):
+                self._tailer.refresh()
+            return self._first(key)
+        with self._shared.lock:
+            self._shared.index.remove_copy(key, slot, offset)
+            if segment.sealed_bytes is not None:
+                segment.dropped.add(offset)
+                self._damage.append((segment, offset))
+        if segment.sealed_bytes is not None:
+            self._damaged()
+        return self._first(key)
+
+    def note(self, damage: Sequence[tuple[Segment, int]]) -> None:
+        """Forget what lies at these places, and have it named in the log."""
+        with self._shared.lock:
+            for segment, offset in damage:
+                segment.dropped.add(offset)
+                self._shared.index.remove_place(segment.slot, offset)
+            self._damage += damage
+
+    def pending(self) -> bool:
+        """True while there is damage that the log does not name yet."""
+        return bool(self._damage)
+
+    def take(self) -> list[tuple[Segment, int]]:
+        """Damage that is to be named in the log, once."""
+        with self._shared.lock:
+            damage, self._damage = self._damage, []
+        return damage
+
+    def _first(self, key: bytes) -> Places | None:
+        with self._shared.lock:
+            places = self._shared.index.places([key])
+        return None if places.row[0] == NO_ROW else places
+
+    def _other(self, key: bytes, slot: int, offset: int) -> Places | None:
+        index = self._shared.index
+        with self._shared.lock:
+            places = index.places([key])
+            row = int(places.row[0])
+            if row != NO_ROW and (places.segment[0], places.offset[0]) == (slot, offset):
+                row = index.second(key, row)
+            return None if row == NO_ROW else index.places_of(np.array([row]))
