@@ -104,7 +104,7 @@ def hold_to_the_promise(template: Template, root: Path, may_miss: set[bytes]) ->
         assert load(store, template.keys) == set(), "the damage came back after a restart"
 
 
-QUICK = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LONG = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 """The long form runs with the crash suite."""
 
@@ -184,7 +184,7 @@ def test_the_readable_copy_of_a_namespace_is_worth_nothing(template: Template, p
         hold_to_the_promise(template, root, set())
 
 
-@settings(QUICK, max_examples=40)
+@settings(QUICK, max_examples=30)
 @given(many=several)
 @example(many=[("truncate", 0.0, 0.0, 1, 0)])
 @example(many=[("zero", 0.0, 0.0, 50_000, 0)])

@@ -34,7 +34,7 @@ class FileMachine(StoreMachine):
 
 
 class TestFileMachine(FileMachine.TestCase):
-    settings = settings(max_examples=10, stateful_step_count=25)
+    settings = settings(max_examples=6, stateful_step_count=25)
 
 
 @pytest.mark.crash

@@ -11,8 +11,8 @@ from rewarm.testing.kit.base import SMALL_CAPACITY_BYTES, WAIT_S, StoreKit, load
 from rewarm.testing.payload import make_keys
 
 THREADS = 8
-ROUNDS = 12
-SIZE = 20_000
+ROUNDS = 8
+SIZE = 10_000
 
 
 def _together(work: Callable[[int], None]) -> None:
