@@ -149,7 +149,10 @@ class ReadLoop(IoLoop[LoadJob]):
                 job.queued = False
                 self._release_if_over(job)
                 continue
-            blocks, merge = job.take()
+            room = self._side.files.room()
+            if not room and self._windows:
+                return None
+            blocks, merge = job.take(max(room, 1))
             window = self._window(job, blocks, merge)
             if window is None or len(window.operations):
                 return window
@@ -250,22 +253,16 @@ class ReadLoop(IoLoop[LoadJob]):
         job = window.job
         if job.released:
             return
-        views, hits, padding = job.borrowed.views, [], 0
+        hits, padding = [], 0
         for i in finished:
-            block = window.blocks[i]
-            outcome: Outcome | None = Outcome.CORRUPT
-            if i not in window.failed:
-                view, region = views[block], window.regions.get(i)
-                payload = view if region is None else region[: len(view)]
-                padding += 0 if region is None else len(region) - len(view)
-                if digest(payload) == job.checksum[block]:
-                    if region is not None:
-                        view[:] = payload
-                    hits.append(block)
-                    continue
-            else:
-                outcome = window.failed[i]
-            if outcome is None:
+            block, region = window.blocks[i], window.regions.pop(i, None)
+            outcome = window.failed[i] if i in window.failed else self._verify(job, block, region)
+            if region is not None:
+                padding += 0 if i in window.failed else len(region) - len(job.borrowed.views[block])
+                self._bounce.give(region)
+            if outcome is Outcome.HIT:
+                hits.append(block)
+            elif outcome is None:
                 self._again(job, block)
             else:
                 self._failed(job, block, outcome)
@@ -276,6 +273,16 @@ class ReadLoop(IoLoop[LoadJob]):
             if ending:
                 self._let_go(job)
             job.transfer.settle(hits, Outcome.HIT, releasing=ending)
+
+    def _verify(self, job: LoadJob, block: int, region: npt.NDArray[np.uint8] | None) -> Outcome:
+        """Compare the checksum of what was read; a bounced block is copied to its place only if it is right."""
+        view = job.borrowed.views[block]
+        payload = view if region is None else region[: len(view)]
+        if digest(payload) != job.checksum[block]:
+            return Outcome.CORRUPT
+        if region is not None:
+            view[:] = payload
+        return Outcome.HIT
 
     def _failed(self, job: LoadJob, block: int, outcome: Outcome) -> None:
         """Read a block elsewhere, or give its verdict."""
@@ -318,7 +325,7 @@ class ReadLoop(IoLoop[LoadJob]):
     def _release_early(self, job: LoadJob) -> None:
         """What is only in flight into our own memory need not keep the caller's."""
         mine = [window for window in self._windows.values() if window.job is job]
-        if all(len(window.regions) == len(window.blocks) for window in mine if window.in_flight):
+        if not any(window.in_place for window in mine if window.in_flight):
             self._release(job)
 
     def _release(self, job: LoadJob) -> None:

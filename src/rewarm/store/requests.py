@@ -50,17 +50,22 @@ class LoadJob:
         """True when nothing is left to plan."""
         return self.transfer.done() or self.planned()
 
-    def take(self) -> tuple[npt.NDArray[np.int64], bool]:
+    def take(self, segments_max: int) -> tuple[npt.NDArray[np.int64], bool]:
         """Next blocks to plan, and whether they may be merged: those that failed once are read alone."""
         if self.again:
-            blocks = np.array(self.again[:WINDOW_BLOCKS], np.int64)
-            del self.again[:WINDOW_BLOCKS]
+            blocks = self._of_few_segments(np.array(self.again[:WINDOW_BLOCKS], np.int64), segments_max)
+            del self.again[: len(blocks)]
             return blocks, False
         blocks = self.order[self.cursor : self.cursor + WINDOW_BLOCKS]
         fits = np.searchsorted(np.cumsum(self.borrowed.lengths[blocks]), WINDOW_BYTES, "right")
-        blocks = blocks[: max(int(fits), 1)]
+        blocks = self._of_few_segments(blocks[: max(int(fits), 1)], segments_max)
         self.cursor += len(blocks)
         return blocks, True
+
+    def _of_few_segments(self, blocks: npt.NDArray[np.int64], segments_max: int) -> npt.NDArray[np.int64]:
+        slots = self.slot[blocks]
+        changes = np.flatnonzero(slots[1:] != slots[:-1])
+        return blocks if len(changes) < segments_max else blocks[: changes[segments_max - 1] + 1]
 
     def give_back(self, blocks: npt.NDArray[np.int64], merge: bool) -> None:
         """Undo the end of a `take`."""
@@ -71,7 +76,10 @@ class LoadJob:
 
 
 class Window:
-    """Some blocks of a job and their requests; block numbers inside are positions in `blocks`."""
+    """Some blocks of a job and their requests; block numbers inside are positions in `blocks`.
+
+    `in_place` says that some are read straight into the caller's memory.
+    """
 
     def __init__(
         self,
@@ -84,6 +92,7 @@ class Window:
         self.job = job
         self.blocks = blocks.tolist()
         self.regions = regions
+        self.in_place = len(regions) < len(blocks)
         self.paths: list[Path] = []
         self.plan: OperationPlan
         self.operations: npt.NDArray[np.void]

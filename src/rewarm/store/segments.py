@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from rewarm.store.pool import Pool, open_regular
 
 OPEN_FILES_MAX = 256
 """Descriptors kept open: below the usual soft limit of 1,024 per process, which belongs to the host application."""
+
+OPEN_FILES_SHARE = 4
+"""Where the soft limit is lower, a quarter of it."""
 
 
 class Segment:
@@ -66,9 +70,9 @@ class SegmentTable:
 class FileCache:
     """Descriptors of files that are read, opened on first use, the longest unused closed first."""
 
-    def __init__(self, flags: int, limit: int = OPEN_FILES_MAX, opener: Callable[[Path, int], int] = open_regular):
+    def __init__(self, flags: int, limit: int | None = None, opener: Callable[[Path, int], int] = open_regular):
         self._flags = flags
-        self._limit = limit
+        self._limit = _open_files_max() if limit is None else limit
         self._opener = opener
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._pins: dict[Path, int] = {}
@@ -76,7 +80,7 @@ class FileCache:
         self._lock = threading.Lock()
 
     def acquire(self, path: Path) -> int:
-        """Descriptor of a file, not closed before `release`. Raises `OSError`."""
+        """Descriptor of a file, not closed before `release`; over the limit where all are in use. Raises `OSError`."""
         with self._lock:
             descriptor = self._open.get(path)
             if descriptor is not None:
@@ -92,6 +96,11 @@ class FileCache:
             self._pins[path] = self._pins.get(path, 0) + 1
             self._trim()
         return descriptor
+
+    def room(self) -> int:
+        """How many more files may be acquired within the limit."""
+        with self._lock:
+            return max(self._limit - len(self._pins), 0)
 
     def release(self, path: Path) -> None:
         """End one `acquire`."""
@@ -112,8 +121,9 @@ class FileCache:
                 os.close(self._open.pop(path))
 
     def close(self) -> None:
-        """Close everything that no request is using."""
+        """Close everything that no request is using, and the rest with its last request."""
         with self._lock:
+            self._doomed.update(self._pins)
             for path in [path for path in self._open if path not in self._pins]:
                 os.close(self._open.pop(path))
 
@@ -123,6 +133,11 @@ class FileCache:
             idle = [path for path in self._open if path not in self._pins][:excess]
             for path in idle:
                 os.close(self._open.pop(path))
+
+
+def _open_files_max() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return OPEN_FILES_MAX if soft < 0 else min(OPEN_FILES_MAX, max(soft // OPEN_FILES_SHARE, 1))
 
 
 class SegmentPin:

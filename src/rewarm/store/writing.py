@@ -93,6 +93,9 @@ class WriteLoop(IoLoop[SaveJob | Command]):
             if group.in_flight and not group.expired and now_s - group.submitted_s > self.io_deadline_s:
                 group.expired = True
                 group.job.transfer.settle(group.blocks, Outcome.TIMED_OUT)
+                for block in group.blocks:
+                    for other, i in self._writing[group.job.keys[block]]:
+                        other.transfer.settle([i], Outcome.TIMED_OUT)
         while self._jobs and not self._groups:
             job = self._jobs[0]
             if isinstance(job, Command):
