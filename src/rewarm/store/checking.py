@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rewarm.errors import FormatError
 from rewarm.store.buffers import aligned_region
 from rewarm.store.contract import CheckReport, Finding
 from rewarm.store.layout import (
@@ -29,7 +31,17 @@ from rewarm.store.layout import (
     segment_header_is,
 )
 from rewarm.store.log import LogReader, LogTail
-from rewarm.store.pool import WRITERS, FileFacts, Pool, PoolFacts, host_id, open_regular
+from rewarm.store.pool import (
+    POOL_FILE,
+    WRITERS,
+    FileFacts,
+    Pool,
+    PoolFacts,
+    decode_facts,
+    encode_facts,
+    host_id,
+    open_regular,
+)
 from rewarm.store.tailing import read_flags
 from rewarm.store.writer import writer_is_dead
 
@@ -195,6 +207,7 @@ class _Check:
         batches = one.entries.get(place[1], [])
         if place in self._view.evicted:
             self.notes.append(Finding("evicted_left", where, "announced as evicted and still there"))
+            self.orphans.append(path)
             return
         if not batches and not one.alive and not one.unreadable:
             self.notes.append(Finding("orphan_segment", where, "no published block lies in it, and its writer is gone"))
@@ -275,11 +288,13 @@ def _inside(pool: Pool, path: Path) -> str:
 def rebuild_facts(root: Path) -> PoolFacts | None:
     """What `pool.json` must have said, from the OPEN frames of the logs; None where no log has one, or two disagree."""
     found: set[tuple[bytes, int, int]] = set()
+    shared = False
     for path in sorted((root / WRITERS).glob("*/*.log")):
         with contextlib.suppress(OSError):
             descriptor = open_regular(path, os.O_RDONLY)
             try:
                 frame = decode_frame(memoryview(os.pread(descriptor, PAGE, 0)))
+                shared |= bool(os.fstat(descriptor).st_mode & stat.S_IWGRP)
             finally:
                 os.close(descriptor)
             if frame and frame.kind == Kind.OPEN:
@@ -287,4 +302,8 @@ def rebuild_facts(root: Path) -> PoolFacts | None:
     if len(found) != 1:
         return None
     pool_id, capacity, segment = found.pop()
-    return PoolFacts(FORMAT, pool_id.hex(), capacity, segment, host=host_id())
+    facts = PoolFacts(FORMAT, pool_id.hex(), capacity, segment, "group" if shared else "private", host_id())
+    try:
+        return decode_facts(encode_facts(facts), root / POOL_FILE)
+    except FormatError:
+        return None

@@ -12,8 +12,11 @@ from rewarm.store import capacity
 from rewarm.store.checking import PoolView, WriterView, read_pool
 from rewarm.store.devices.select import Choice, choose_device
 from rewarm.store.opening import parse_url
-from rewarm.store.pool import NAMESPACES, Pool, read_facts
+from rewarm.store.pool import NAMESPACES, Pool, open_regular, read_facts
 from rewarm.store.settings import Settings, visibility_bound_s
+
+NAMESPACE_FILE_BYTES_MAX = 1 << 20
+"""Descriptions are for people; longer ones are not shown."""
 
 
 class NamespaceFacts(msgspec.Struct, frozen=True):
@@ -126,7 +129,8 @@ def _namespaces(pool: Pool, writers: list[WriterFacts]) -> list[NamespaceFacts]:
 
 def _describe(pool: Pool, digest: str) -> str:
     try:
-        raw = (pool.root / NAMESPACES / f"{digest}.json").read_bytes()
+        with open(pool.root / NAMESPACES / f"{digest}.json", "rb", opener=open_regular) as file:
+            raw = file.read(NAMESPACE_FILE_BYTES_MAX)
         return str(msgspec.json.decode(raw, type=dict[str, str]).get("describe", ""))
     except (OSError, msgspec.DecodeError):
         return ""

@@ -13,9 +13,9 @@ import msgspec
 
 from rewarm.errors import ConfigError, FormatError, StorageError
 from rewarm.store.checking import rebuild_facts
-from rewarm.store.contract import Store
+from rewarm.store.contract import Store, resolve_namespace
 from rewarm.store.devices.base import Device
-from rewarm.store.devices.select import choose_device
+from rewarm.store.devices.select import LADDER, choose_device
 from rewarm.store.file import FileStore
 from rewarm.store.memory import MemoryStore
 from rewarm.store.pool import POOL_FILE, WRITERS, OtherFormat, Pool, read_facts, replace_facts
@@ -40,10 +40,15 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     text = os.fspath(url)
     if not text:
         raise ConfigError("the URL of the store is empty; for example file:///mnt/nvme0/kv?capacity=2TiB")
+    if "\0" in unquote(text):
+        raise ConfigError(f"{text!r} has a zero byte, which no path can have")
     if text.startswith(("/", "./", "../", "~")) or text in (".", ".."):
         path, _, query = text.partition("?")
-        return Location("file", str(Path(path).expanduser().absolute()), _options(query, text, FILE_OPTIONS))
-    parts = urlsplit(text)
+        return Location("file", _absolute(path), _options(query, text, FILE_OPTIONS))
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise ConfigError(f"cannot read {text!r} as a URL: {error}") from None
     if parts.scheme not in SCHEMES:
         near = difflib.get_close_matches(parts.scheme, SCHEMES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; one of {', '.join(SCHEMES)}"
@@ -55,6 +60,13 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     if parts.netloc or not parts.path.startswith("/"):
         raise ConfigError(f"{text!r} names no absolute directory; write file:///dir, with three slashes")
     return Location("file", unquote(parts.path), _options(parts.query, text, FILE_OPTIONS))
+
+
+def _absolute(path: str) -> str:
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError as error:  # a user whom nobody knows
+        raise ConfigError(f"cannot read the path {path!r}: {error}") from None
 
 
 def _options(query: str, url: str, allowed: tuple[str, ...]) -> dict[str, str]:
@@ -77,7 +89,9 @@ def _options(query: str, url: str, allowed: tuple[str, ...]) -> dict[str, str]:
 def _choice(options: dict[str, str], name: str, allowed: tuple[str, ...]) -> str | None:
     value = options.get(name)
     if value is not None and value not in allowed:
-        raise ConfigError(f"{name}={value} is not known; one of {', '.join(allowed)}")
+        near = difflib.get_close_matches(value, allowed, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(allowed)}"
+        raise ConfigError(f"unknown {name} {value!r}; {hint}")
     return value
 
 
@@ -91,7 +105,7 @@ def _settings(options: dict[str, str]) -> Settings:
     default = Settings()
     return Settings(
         access=cast(Literal["private", "group"] | None, _choice(options, "access", ("private", "group"))),
-        device=options.get("device", default.device),
+        device=_choice(options, "device", ("auto", *LADDER)) or default.device,
         poll_s=seconds("poll", default.poll_s),
         io_deadline_s=seconds("io_deadline", default.io_deadline_s),
         close_timeout_s=seconds("close_timeout", default.close_timeout_s),
@@ -124,9 +138,10 @@ def open_store(
     if location.scheme == "memory":
         return MemoryStore(namespace, name=location.path or None, capacity_bytes=size)
     settings = _settings(location.options)
+    resolve_namespace(namespace)  # Whatever is wrong is said before anything is made.
     root = Path(location.path)
     writable = os.access(root, os.W_OK | os.X_OK)
-    if not writable and root.is_dir() and read_facts(root) is None:
+    if not writable and read_facts(root) is None:
         raise StorageError(f"no permission to write in {root}; the first open makes the pool there")
     pool = Pool.open(root, capacity=size, access=settings.access)
     choice = choose_device(root, prefer=settings.device, writable=writable, sample=root / "pool.json")

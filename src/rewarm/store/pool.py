@@ -17,7 +17,7 @@ import msgspec
 
 from rewarm.errors import ConfigError, FormatError, StorageError
 from rewarm.store.layout import FORMAT, PAGE
-from rewarm.units import format_size
+from rewarm.units import SIZE_MAX, format_size
 
 POOL_FILE = "pool.json"
 WRITERS = "writers"
@@ -198,14 +198,16 @@ def read_facts(root: Path) -> PoolFacts | None:
     try:
         if not stat.S_ISDIR(os.stat(root).st_mode):
             raise ConfigError(f"{root} is not a directory")
-        with open(path, "rb", opener=_open_regular) as file:
+        with open(path, "rb", opener=open_regular) as file:
             raw = file.read(POOL_FILE_BYTES_MAX)
     except FileNotFoundError:
         if not root.exists():
             raise ConfigError(f"directory {root} does not exist; create it, or mount the medium there first") from None
         return None
+    except NotADirectoryError:
+        raise ConfigError(f"{root} does not exist: a part of it is no directory") from None
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
     return decode_facts(raw, path)
 
 
@@ -216,13 +218,13 @@ def decode_facts(raw: bytes, path: Path) -> PoolFacts:
         if version != FORMAT:
             raise OtherFormat(f"{path} has format {version}; this version reads format {FORMAT}")
         facts = msgspec.json.decode(raw, type=PoolFacts)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(
             f"{path} is damaged or no pool file ({error}); `rewarm check --fix` rebuilds it from the logs"
         ) from None
     sane = (
         re.fullmatch(r"[0-9a-f]{32}", facts.pool_id)
-        and facts.capacity_bytes >= CAPACITY_BYTES_MIN
+        and CAPACITY_BYTES_MIN <= facts.capacity_bytes < SIZE_MAX
         and facts.segment_bytes == segment_bytes_for(facts.capacity_bytes)
     )
     if not sane:
@@ -306,18 +308,16 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _open_regular(path: str, flags: int) -> int:
-    """Open without following a link or waiting on a pipe. Raises `ELOOP` for what is no regular file."""
+def open_regular(path: str | Path, flags: int) -> int:
+    """Descriptor of a regular file, close-on-exec; links and special files are refused, none is waited for.
+
+    Raises `OSError`.
+    """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.ELOOP, "not a regular file")
     return descriptor
-
-
-def open_regular(path: Path, flags: int) -> int:
-    """Descriptor of a regular file, close-on-exec; links and special files are refused. Raises `OSError`."""
-    return _open_regular(str(path), flags)
 
 
 def _stat_regular(entry: os.DirEntry[str]) -> os.stat_result | None:
