@@ -317,6 +317,7 @@ class FileStore:
         slots = np.full(len(keys), group.target.segment.slot, np.int64)
         with self.lock:
             if not group.target.segment.gone:
+                group.target.segment.indexed = True
                 self.index.add(keys, slots, np.array(group.offsets, np.uint64), lengths, checksums)
 
     def _name_damage(self) -> None:

@@ -175,6 +175,13 @@ def frame_bytes_claimed(data: memoryview, at: int) -> int:
     return total if total % PAGE == 0 and PAGE <= total <= FRAME_BYTES_MAX else 0
 
 
+def magic_pages(data: memoryview) -> list[int]:
+    """Where frames may start: offsets of the whole pages that begin with a frame's magic."""
+    words = np.frombuffer(data[: len(data) // PAGE * PAGE], "<u8").reshape(-1, PAGE // 8)
+    found: list[int] = (np.flatnonzero(words[:, 0] == int.from_bytes(FRAME_MAGIC, "little")) * PAGE).tolist()
+    return found
+
+
 def scan_frames(data: memoryview) -> Iterator[tuple[int, Frame]]:
     """Every valid frame in `data` with its offset; what is not one is stepped over page by page."""
     at = 0

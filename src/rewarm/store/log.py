@@ -86,9 +86,8 @@ class LogReader:
         while True:
             count = self._read(descriptor, start)
             data = self._buffer[:count]
-            for at in range(0, count - PAGE + 1, PAGE):
-                frame = self._next(data, at, tail)
-                if frame:
+            for at in layout.magic_pages(data):
+                if self._next(data, at, tail):
                     tail.skips.append((tail.offset, start + at))
                     tail.offset = start + at
                     return True

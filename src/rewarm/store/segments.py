@@ -25,7 +25,7 @@ OPEN_FILES_SHARE = 4
 class Segment:
     """One segment of any writer. `slot` is its number in this handle's table; fields change under the store's lock."""
 
-    __slots__ = ("bytes_used", "dropped", "gone", "number", "path", "pins", "sealed_bytes", "slot", "writer")
+    __slots__ = ("dropped", "gone", "indexed", "number", "path", "pins", "sealed_bytes", "slot", "writer")
 
     def __init__(self, slot: int, writer: str, number: int, path: Path) -> None:
         self.slot = slot
@@ -34,6 +34,7 @@ class Segment:
         self.path = path
         self.sealed_bytes: int | None = None
         self.gone = False
+        self.indexed = False  # some entry of the index may lie in it: the index is searched only then
         self.pins = 0
         self.dropped: set[int] = set()
 

@@ -115,11 +115,13 @@ class Tailer:
 
     def _apply_reference(self, kind: Kind, writer: str, segment: Segment, offset: int) -> None:
         if kind == Kind.SEALED:
-            segment.sealed_bytes = offset
+            if segment.writer == writer:
+                segment.sealed_bytes = offset
         elif kind == Kind.DROPPED:
             segment.dropped.add(offset)
             self.droppers.add(writer)
-            self._shared.index.remove_place(segment.slot, offset)
+            if segment.indexed:
+                self._shared.index.remove_place(segment.slot, offset)
         elif offset == SEGMENT_GONE and not segment.gone:
             own = segment.writer in self.own_writers
             remove_segments(self._shared, [segment])
@@ -134,8 +136,11 @@ class Tailer:
         with self._shared.lock:
             known = [self._shared.segments.get(writer, number) for number in numbers.tolist()]
             for i, segment in enumerate(known):
+                segment.indexed = True
                 if segment.gone:
                     mask &= place != i
+                if segment.sealed_bytes is not None:
+                    mask &= (place != i) | (entries["offset"] + entries["length"] <= segment.sealed_bytes)
                 if segment.dropped:
                     mask &= ~((place == i) & np.isin(entries["offset"], np.array(list(segment.dropped), np.uint64)))
             slots = np.array([segment.slot for segment in known], np.int64)[place]
@@ -178,7 +183,11 @@ class Tailer:
 def forget_segments(shared: Shared, segments: list[Segment]) -> None:
     """Take segments out of the index, and close their files."""
     with shared.lock:
-        shared.index.remove_segments([segment.slot for segment in segments])
+        indexed = [segment for segment in segments if segment.indexed]
+        if indexed:
+            shared.index.remove_segments([segment.slot for segment in indexed])
+        for segment in indexed:
+            segment.indexed = False
     for segment in segments:
         shared.files.forget(segment.path)
 
