@@ -76,6 +76,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["json"] = _embedded
+    environment.filters["plain_json"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.tests["value"] = lambda cell: isinstance(cell, Value)
     return environment
 

@@ -138,4 +138,6 @@ def _input_tables(plan: Plan, source: Source) -> tuple[Table, ...]:
 
 
 def _kind(value: object) -> str:
-    return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else "text"
+    if isinstance(value, bool):
+        return "answer"
+    return "number" if isinstance(value, (int, float)) else "text"
