@@ -139,7 +139,7 @@ def _sharing(console: Console, row: Sharing) -> None:
     for what, values in (("ports", row.by_ports), ("drives", row.by_drives), ("Gb/s per port", row.by_link)):
         if values:
             shown = ", ".join(f"{name}: {duty:.1%}" for name, duty in values.items())
-            console.print(f"duty up to which {row.nodes} nodes are served better, by {what}: {shown}")
+            console.print(f"duty up to which the array is faster for {row.nodes}, by {what}: {shown}")
 
 
 def _capacity(console: Console, plan: Plan) -> None:

@@ -26,7 +26,8 @@ def check_spec(spec: PlanSpec, where: str) -> None:
     _check_media(check, spec)
     _check_fleet(check, spec.fleet)
     _check_workload(check, spec.workload)
-    check.above("objective.ttft_p90", spec.objective.ttft_p90)
+    for name in spec.objective.__struct_fields__:
+        check.above(f"objective.{name}", getattr(spec.objective, name))
     for name in ("gpu_hour", "flash_per_tb", "dram_per_gb"):
         check.at_least(f"prices.{name}", getattr(spec.prices, name), 0)
     check.above("prices.years", spec.prices.years)

@@ -106,10 +106,12 @@ def _prices(spec: PlanSpec) -> list[Knob]:
 
 
 def _objective(spec: PlanSpec) -> list[Knob]:
-    bound = spec.objective.ttft_p90
-    if bound is None:
-        return []
-    return [Knob("objective.ttft_p90", bound, lambda v: _in(spec, "objective", ttft_p90=v), format_duration)]
+    bounds = {name: getattr(spec.objective, name) for name in spec.objective.__struct_fields__}
+    return [_bound(spec, name, bound) for name, bound in bounds.items() if bound is not None]
+
+
+def _bound(spec: PlanSpec, name: str, bound: float) -> Knob:
+    return Knob(f"objective.{name}", bound, lambda v: _in(spec, "objective", **{name: v}), format_duration)
 
 
 def _count(value: float) -> str:

@@ -29,7 +29,7 @@ _RATES = {
     "hbm_read",
 }
 _SIZES = {"capacity", "dram", "staging"}
-_DURATIONS = {"fixed_time", "client_time", "think_time", "ttft_p90"}
+_DURATIONS = {"fixed_time", "client_time", "think_time", "ttft_p50", "ttft_p90", "ttft_p99"}
 
 
 def parse_plan(text: str, where: str = "plan") -> PlanSpec:

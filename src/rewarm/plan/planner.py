@@ -14,7 +14,7 @@ from rewarm.geometry import Model, load_model
 from rewarm.plan.assess import Assessment, assess
 from rewarm.plan.breakeven import break_evens
 from rewarm.plan.capacity import capacities, writes_of
-from rewarm.plan.choose import Choice, choose, heaviest
+from rewarm.plan.choose import Choice, choose, heaviest, objective_of
 from rewarm.plan.cost import Costs, costs_of
 from rewarm.plan.effects import effects_of
 from rewarm.plan.inputs import inputs_of
@@ -28,7 +28,7 @@ from rewarm.plan.spec import PlanSpec
 from rewarm.plan.traceload import TraceData, TraceLoad
 from rewarm.units import format_duration
 
-SENSITIVITY_REQUESTS = 500
+SENSITIVITY_REQUESTS = 1500
 """Requests of a sample while inputs are moved: hundreds of simulations have to fit in seconds."""
 
 
@@ -138,11 +138,12 @@ _PHRASES = {
 def _sentence(spec: PlanSpec, choice: Choice) -> str:
     phrase, cell = _PHRASES[choice.candidate.kind], choice.assessment.cell
     detail = "" if choice.candidate.name == choice.candidate.kind else f" ({choice.candidate.name})"
-    goal = "the objective of" if spec.objective.ttft_p90 is not None else "recompute's"
-    bound = f"{goal} {format_duration(choice.bound_s)}"
+    goal = "the objective of" if objective_of(spec) else "recompute's"
+    bound = f"{goal} {', '.join(format_duration(value) for value in choice.bounds_s.values())}"
     reach = f"within {bound}" if choice.met else f"although nothing keeps to {bound} and nothing is faster"
+    times = ", ".join(f"{name} {format_duration(getattr(cell.ttft_s, name))}" for name in choice.bounds_s)
     cost = f"{choice.usd_per_million_tokens:.3g} USD per million tokens"
-    return f"{phrase}{detail}: TTFT p90 {format_duration(cell.ttft_s.p90)}, {reach}, at {cost}"
+    return f"{phrase}{detail}: TTFT {times}, {reach}, at {cost}"
 
 
 def _outlook(changes: tuple[Change, ...]) -> str:

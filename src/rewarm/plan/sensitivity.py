@@ -104,7 +104,7 @@ def _bisect(
             keeps = middle
         else:
             turns, choice = middle, found
-    side = "above" if turns > knob.value else "below"
+    side = "at" if knob.shares and turns in (0.0, 1.0) else "above" if turns > knob.value else "below"
     text = f"{knob.name} {side} {knob.show(turns)} (now {knob.show(knob.value)}): {choice.candidate.kind}"
     change = Change(input=knob.name, value=knob.value, turns_at=turns, verdict=choice.candidate.kind, text=text)
     return _distance(knob, turns), change

@@ -117,9 +117,11 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What has to be reached; without it: no slower than recompute."""
+    """What has to be reached, one or several; without any: p90 no slower than recompute's."""
 
+    ttft_p50: float | None = None
     ttft_p90: float | None = None
+    ttft_p99: float | None = None
 
 
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
