@@ -46,6 +46,8 @@ def hold(buffers: Sequence[Any] | npt.NDArray[Any], count: int) -> tuple[Held, l
     if isinstance(buffers, np.ndarray):
         if buffers.ndim < 2:
             raise MisuseError(f"an array of buffers has a first axis of keys, got shape {buffers.shape}")
+        if buffers.dtype.hasobject:
+            raise MisuseError("an array of Python objects is no memory of a block")
         if count and not buffers[0].flags.c_contiguous:
             raise MisuseError("each block of an array must be contiguous memory")
         held, sizes = buffers, [buffers.nbytes // max(count, 1)] * count
