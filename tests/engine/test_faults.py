@@ -52,18 +52,22 @@ def test_flipped_bits(engine: tuple[Engine, Path], recompute: Engine) -> None:
     assert running.generate(context)["cached"] == [whole_blocks(1000)]
 
 
-def test_files_removed_by_somebody(engine: tuple[Engine, Path], recompute: Engine) -> None:
+def test_files_removed_by_somebody(
+    engine: tuple[Engine, Path], recompute: Engine, new_engine: Callable[[], Engine], model: Path
+) -> None:
     running, pool = engine
     context = prompt(21)
     store(running, context)
+    other = new_engine().start(model, rewarm_kv(pool))  # knows the blocks from the logs, has no file open yet
     for path in segments(pool):
         path.unlink()
-    answer = running.generate(context)
+    answer = other.generate(context)
     assert same(answer, recompute.generate(context))
     assert answer["cached"] == [0]
+    assert other.ask("counters")["failures"]["load missing"] > 0
 
 
-def test_evicted(engine: tuple[Engine, Path], recompute: Engine, new_engine: Callable[[], Engine]) -> None:
+def test_evicted(engine: tuple[Engine, Path], recompute: Engine) -> None:
     running, _ = engine
     context = prompt(22)
     store(running, context)

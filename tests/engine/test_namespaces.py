@@ -86,7 +86,10 @@ def test_sliding_windows_and_latent_attention_restore(
 ) -> None:
     engine = new_engine().start(make_model(kind=kind), rewarm_kv(pool))
     computed = engine.generate(CONTEXT)
+    own_cache = engine.generate(CONTEXT)
     restored = restored_again(engine)
     assert computed["cached"] == [0]
-    assert restored["cached"] == [whole_blocks(1000)]
-    assert same(restored, computed)
+    assert restored["cached"] == own_cache["cached"] == [whole_blocks(1000)]
+    assert restored["tokens"] == computed["tokens"]
+    # Latent attention computes a whole prompt by another formula than its last block: compare like with like.
+    assert restored["logprobs"] == own_cache["logprobs"]

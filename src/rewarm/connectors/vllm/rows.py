@@ -35,11 +35,6 @@ class Rows:
         return self._region
 
     @property
-    def region_bytes(self) -> int:
-        """Bytes of all rows."""
-        return self.count * self.row_bytes
-
-    @property
     def replicated(self) -> bool:
         """True when a restored row must be completed by `replicate`."""
         return self._copies > 1

@@ -66,8 +66,9 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         identity = msgspec.convert(options["engine"], Identity) if "engine" in options else None
         self._rows = _rows(primary_kv_view, offloading_spec, identity)
         namespace = _namespace(options.get("namespace"), identity, config, self._rows.row_bytes)
-        limits = _limits(options, self._rows.region_bytes)
+        limits = _limits(options, self._rows)
         self._store: Store = rewarm.store.opening.open_store(options["url"], namespace=namespace)
+        self._holds = self._store.__contains__
         self._store.register(self._rows.region)
         self._traffic = Traffic(self._store, self._rows, limits)
         self._serving = True
@@ -80,9 +81,13 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
         """HIT or MISS from memory; RETRY only while loads under way use up the budget of the primary region."""
-        if not self._serving or not self._traffic.holds(key):
+        traffic = self._traffic  # this runs for every block of every waiting request: no call that is not needed
+        if not self._holds(key) or key in traffic.failed or not self._serving:
             return _MISS
-        return _HIT if self._traffic.offer() else _RETRY
+        if traffic.offers <= 0:
+            return _RETRY
+        traffic.offers -= 1
+        return _HIT
 
     def submit_load(self, job_metadata: Any) -> None:
         """Start to restore the blocks of one request."""
@@ -222,13 +227,14 @@ def _namespace(name: Any, identity: Identity | None, config: Any, row_bytes: int
     )
 
 
-def _limits(options: Mapping[str, Any], region_bytes: int) -> Limits:
-    half = region_bytes // 2
+def _limits(options: Mapping[str, Any], rows: Rows) -> Limits:
     promotion = parse_size(options["promotion_budget"]) if "promotion_budget" in options else PROMOTION_BYTES
     deadline_s = parse_duration(options["deadline"]) if "deadline" in options else DEADLINE_S
     if promotion <= 0 or deadline_s <= 0:
         raise ConfigError("promotion_budget and deadline of the tier RewarmTier must be above 0")
-    return Limits(promotion_bytes=min(promotion, half), save_bytes=half, deadline_s=deadline_s)
+    half = max(1, rows.count // 2)
+    promotion_rows = max(1, min(promotion // rows.row_bytes, half))
+    return Limits(promotion_rows=promotion_rows, save_rows=half, deadline_s=deadline_s)
 
 
 def _log_start(url: str, store: Store, rows: Rows, limits: Limits, namespace: Namespace) -> None:
@@ -240,7 +246,7 @@ def _log_start(url: str, store: Store, rows: Rows, limits: Limits, namespace: Na
         short_digest(namespace),
         stats.blocks,
         format_size(rows.row_bytes),
-        format_size(limits.promotion_bytes),
+        format_size(limits.promotion_rows * rows.row_bytes),
         format_duration(limits.deadline_s),
         "; one of equal copies stored" if rows.replicated else "",
     )

@@ -3,7 +3,7 @@
 Knows no engine. `RewarmTier` calls it from the scheduler's thread, which must never wait:
 
 * One load is one `store.load` of all its blocks. It is submitted by a thread of our own, because preparing a batch
-  costs more than a scheduler may spend; the scheduler appends to a queue and reads verdicts from memory.
+  costs more than a scheduler may spend; the scheduler hands over a list per step and reads verdicts from memory.
 * A job is over when its verdicts are in *and* the store has released the memory. A deadline settles the verdicts;
   rows go back to the engine only after the release.
 * A key whose load failed is a miss until it is saved again.
@@ -38,11 +38,11 @@ SAVE_DEADLINE_S = 60.0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one tier. Bytes and seconds."""
+    """Bounds of one tier, in rows of the primary region and seconds."""
 
-    promotion_bytes: int
-    """Rows of the primary region that loads may occupy at one time."""
-    save_bytes: int
+    promotion_rows: int
+    """Rows that loads may occupy at one time."""
+    save_rows: int
     """Rows that saves may keep pinned at one time."""
     deadline_s: float
     """A load without a verdict after this is a miss."""
@@ -90,25 +90,28 @@ class _Job:
 
 
 class Traffic:
-    """All jobs of one tier. `key_state`, `load`, `save` and `finished` belong to one thread, the scheduler's."""
+    """All jobs of one tier. Its methods are called by one thread, the scheduler's; jobs start with `end_step`."""
 
     def __init__(self, store: Store, rows: Rows, limits: Limits) -> None:
         self.failures: Counter[tuple[str, str]] = Counter()
         """(load | save, cause) -> blocks, since the start."""
+        self.failed: dict[bytes, None] = {}
+        """Keys that are a miss until they are saved again, oldest first."""
+        self.offers = limits.promotion_rows
+        """Rows that the scheduler may still fill in this step; it takes one for each block that it says is there."""
         self.loaded_bytes = 0
         self.saved_bytes = 0
         self._store = store
         self._rows = rows
         self._limits = limits
         self._active: list[_Job] = []
+        self._waiting: list[_Job] = []
         self._over: list[Finished] = []
-        self._failed: dict[bytes, None] = {}
-        self._offered_bytes = 0
-        self._loading_bytes = 0
-        self._saving_bytes = 0
+        self._loading_rows = 0
+        self._saving_rows = 0
         self._logged_s = -LOG_INTERVAL_S
         self._unlogged: Counter[tuple[str, str]] = Counter()
-        self._work: SimpleQueue[_Job | None] = SimpleQueue()
+        self._work: SimpleQueue[list[_Job] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._submit_all, name="rewarm-vllm", daemon=True)
         self._thread.start()
 
@@ -116,36 +119,33 @@ class Traffic:
 
     def holds(self, key: bytes) -> bool:
         """Whether the store has a block that has not failed. Reads memory only."""
-        return key in self._store and not (self._failed and key in self._failed)
-
-    def offer(self) -> bool:
-        """Reserve the bytes of one row for a load that may follow; False while the budget is used up."""
-        row_bytes = self._rows.row_bytes
-        occupied = self._loading_bytes + self._offered_bytes
-        if occupied and occupied + row_bytes > self._limits.promotion_bytes:
-            return False
-        self._offered_bytes += row_bytes
-        return True
+        return key in self._store and key not in self.failed
 
     def end_step(self) -> None:
-        """Forget offers that led to no load in this step of the scheduler."""
-        self._offered_bytes = 0
+        """Hand the jobs of this step to the thread that submits; offers that led to no load are void.
+
+        Not before: the thread would ask for the interpreter lock in the middle of the scheduler's step.
+        """
+        self.offers = self._limits.promotion_rows - self._loading_rows
+        if self._waiting:
+            self._work.put(self._waiting)
+            self._waiting = []
 
     def load(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Restore blocks into rows; the result comes from `finished`."""
-        self._loading_bytes += len(keys) * self._rows.row_bytes
+        self._loading_rows += len(keys)
         self._start(_Job(number, list(keys), list(rows), True, self._limits.deadline_s))
 
     def save(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Store rows; what does not fit the byte budget is refused now, the last blocks first."""
-        fits = max(0, (self._limits.save_bytes - self._saving_bytes) // self._rows.row_bytes)
+        fits = max(0, self._limits.save_rows - self._saving_rows)
         taken, refused = list(keys)[:fits], len(keys) - fits
         if refused > 0:
             self._note({("save", str(Outcome.REFUSED_BUDGET)): refused})
         if not taken:
             self._over.append(Finished(number, [], 0.0, 0))
             return
-        self._saving_bytes += len(taken) * self._rows.row_bytes
+        self._saving_rows += len(taken)
         job = _Job(number, taken, list(rows)[:fits], False, max(SAVE_DEADLINE_S, self._limits.deadline_s))
         job.cut = refused > 0
         self._start(job)
@@ -175,6 +175,7 @@ class Traffic:
         """Wait until no job touches the rows. Gives every job up at its deadline, then waits for the release."""
         warned_s = time.monotonic()
         while self._active:
+            self.end_step()
             ended = self.finished()
             self._over.extend(ended)
             time.sleep(0.001)
@@ -184,6 +185,7 @@ class Traffic:
 
     def stop(self, timeout_s: float) -> bool:
         """Stop the thread and give up jobs; True when no job can touch the rows any more."""
+        self.end_step()
         self._work.put(None)
         self._thread.join(timeout_s)
         end_s = time.monotonic() + timeout_s
@@ -199,21 +201,25 @@ class Traffic:
     # The thread that submits.
 
     def _submit_all(self) -> None:
-        while (job := self._work.get()) is not None:
-            if job.replicating:
-                self._rows.replicate(job.rows)
-                job.replicating = 2
-                continue
-            try:
-                move = self._store.load if job.loading else self._store.save
-                job.transfer = move(job.keys, self._rows.blocks(job.rows))
-            except (RewarmError, OSError) as error:
-                log.warning("rewarm: the store refused a transfer: %s", error)
-                job.refused = True
+        while (jobs := self._work.get()) is not None:
+            for job in jobs:
+                self._submit(job)
+
+    def _submit(self, job: _Job) -> None:
+        if job.replicating:
+            self._rows.replicate(job.rows)
+            job.replicating = 2
+            return
+        try:
+            move = self._store.load if job.loading else self._store.save
+            job.transfer = move(job.keys, self._rows.blocks(job.rows))
+        except (RewarmError, OSError) as error:
+            log.warning("rewarm: the store refused a transfer: %s", error)
+            job.refused = True
 
     def _start(self, job: _Job) -> None:
         self._active.append(job)
-        self._work.put(job)
+        self._waiting.append(job)
 
     # What became of a job.
 
@@ -230,22 +236,22 @@ class Traffic:
         if job.loading and self._rows.replicated and job.replicating < 2:
             if not job.replicating and alive:
                 job.replicating = 1
-                self._work.put(job)
+                self._waiting.append(job)
             return not alive
         return True
 
     def _end(self, job: _Job, now_s: float) -> Finished:
         good = self._verdicts(job)
         moved = len(job.keys if good is None else good) * self._rows.block_bytes
-        held = len(job.keys) * self._rows.row_bytes
         if job.loading:
-            self._loading_bytes -= held
+            self._loading_rows -= len(job.keys)
+            self.offers += len(job.keys)
             self.loaded_bytes += moved
         else:
-            self._saving_bytes -= held
+            self._saving_rows -= len(job.keys)
             self.saved_bytes += moved
             for key in job.keys if good is None else good:
-                self._failed.pop(key, None)
+                self.failed.pop(key, None)
         return Finished(job.number, good, now_s - job.start_s, moved)
 
     def _verdicts(self, job: _Job) -> list[bytes] | None:
@@ -267,9 +273,9 @@ class Traffic:
         return good
 
     def _remember(self, keys: set[bytes]) -> None:
-        self._failed.update(dict.fromkeys(keys))
-        while len(self._failed) > FAILED_KEYS_MAX:
-            del self._failed[next(iter(self._failed))]
+        self.failed.update(dict.fromkeys(keys))
+        while len(self.failed) > FAILED_KEYS_MAX:
+            del self.failed[next(iter(self.failed))]
 
     def _note(self, causes: dict[tuple[str, str], int]) -> None:
         self.failures.update(causes)
