@@ -84,6 +84,7 @@ class LogReader:
         """Move the tail to the first later page with a valid frame; False where there is none."""
         start = tail.offset + PAGE
         while True:
+            start = _next_data(descriptor, start)
             count = self._read(descriptor, start)
             data = self._buffer[:count]
             for at in layout.magic_pages(data):
@@ -95,6 +96,14 @@ class LogReader:
                 return False
             # A frame may straddle two reads: step back by the largest one, never to where this read began.
             start += count - FRAME_BYTES_MAX + PAGE
+
+
+def _next_data(descriptor: int, at: int) -> int:
+    """The page at or behind `at` where a file has data: a failed write can leave a hole of any size."""
+    try:
+        return os.lseek(descriptor, at, os.SEEK_DATA) // PAGE * PAGE
+    except OSError:  # behind the last data, or a file system that cannot tell
+        return at
 
 
 class LogWriter:
