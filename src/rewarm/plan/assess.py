@@ -108,7 +108,8 @@ def _reason(candidate: Candidate, means: Means, saturation: Saturation, saturate
         return f"saturated: {saturation.limit} reaches its end at {saturation.requests_per_s:.3g} requests/s"
     if not candidate.sources:
         return f"every request computes {means.prefill_s:.3g} s of prefill"
-    parts = [f"restores {sum(means.restore_bytes) / 1e9:.3g} GB per request, limited by {_limits(candidate)}"]
+    restored = sum(means.restore_bytes)
+    parts = [f"restores {restored / 1e9:.3g} GB per request, limited by {_limits(candidate)}"] if restored else []
     if means.prefill_s > 0:
         parts.append(f"computes {means.prefill_s:.3g} s")
     if means.skipped_share > 0:
