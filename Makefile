@@ -41,6 +41,8 @@ format: $(VENV)/.dev ## rewrite the sources in the house format
 $(SUITES:%=test-%): test-%: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -m $* || { code=$$?; [ $$code -eq 5 ] && echo "no test carries the marker $*"; }
 
+test-browser: $(VENV)/.browser
+
 $(BENCHES:%=bench-%): bench-%: $(VENV)/.dev
 	@$(BIN)/python benchmarks/$*.py $(ARGS)
 
@@ -63,6 +65,11 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.made
 	@echo "installing rewarm and its development tools into $(VENV)"
 	@$(PIP) -e '.[dev]'
 	@touch $(VENV)/.core $@
+
+# The report's tests drive the Chromium of the system; this is what drives it (170 MB, so not in .dev).
+$(VENV)/.browser: pyproject.toml | $(VENV)/.dev
+	@$(PIP) -e '.[browser]'
+	@touch $@
 
 # A usable .venv is kept as it is; one that an interrupted run left behind is made again.
 $(VENV)/.made:
