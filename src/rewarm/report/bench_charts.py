@@ -131,8 +131,8 @@ class BenchCharts:
         return Chart(
             id=f"ceiling-{self.source.document}",
             title="Share of the medium's ceiling",
-            text="Read throughput over that of raw reads of the same files in the same repeat. Above 100% the medium "
-            "was faster while it restored than while its ceiling was read.",
+            text="Read throughput over that of the fastest raw reads of the same files in this run. Above 100% the "
+            "medium was faster while it restored than while its ceiling was read.",
             layout=traces.layout(
                 "requests restored together", traces.CATEGORY, "share of the ceiling",
                 {**traces.PERCENT, **traces.FROM_ZERO}, barmode="group", bargap=0.3,

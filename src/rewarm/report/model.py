@@ -37,7 +37,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "usd": lambda value: f"{value:,.3g} USD",
     "years": lambda value: f"{value:.1f} years",
     "days": lambda value: f"{value / 86400:.3g} days",
-    "text": str,
+    "text": lambda value: ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value),
     "word": lambda value: str(value).replace("_", " "),
     "claim": lambda value: "yes" if value else "no, within noise",
     "answer": lambda value: "yes" if value else "no",

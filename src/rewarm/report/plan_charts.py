@@ -38,14 +38,15 @@ class PlanCharts:
         """Time to first token against the load."""
         drawn: list[dict[str, Any]] = []
         choices: dict[str, list[int]] = {}
+        unit = self._unit()
         for percentile in PERCENTILES:
             first = len(drawn)
             for medium, entry in self.entries.items():
                 places = [place for place, cell in enumerate(self.plan.cells) if cell.medium == medium]
                 values = [self.source.at("seconds", "cells", place, "ttft_s", percentile) for place in places]
-                loads = [self.load(place) for place in places]
+                loads = [self._load(place).text for place in places]
                 texts = [
-                    f"{entry.name}, {load}: {percentile} {value.text}{self._saturated(place)}"
+                    f"{entry.name}, {load} {unit}: {percentile} {value.text}{self._saturated(place)}"
                     for load, value, place in zip(loads, values, places, strict=True)
                 ]
                 drawn.append(traces.line(entry, loads, values, texts))
@@ -56,7 +57,7 @@ class PlanCharts:
             text="Lower is better. Simulated for each candidate at each point of the load. The vertical axis is "
             "logarithmic. A saturated candidate falls behind for as long as the load lasts.",
             layout=traces.layout(
-                "load", traces.CATEGORY, "TTFT, seconds", traces.log_axis(drawn, "y", "seconds"),
+                f"load, {unit}", traces.CATEGORY, "TTFT, seconds", traces.log_axis(drawn, "y", "seconds"),
             ),
             traces=tuple(drawn),
             legend=tuple(self.entries.values()),
@@ -65,14 +66,18 @@ class PlanCharts:
             choices=choices,
         )  # fmt: skip
 
-    def load(self, place: int) -> str:
-        """The load of a cell in words."""
+    def _load(self, place: int) -> Value:
+        """The load of a cell."""
         kind, field = self._load_of(place)
-        return f"{self.source.at(kind, 'cells', place, field).text} {_LOADS[field]}"
+        return self.source.at(kind, "cells", place, field)
 
     def _load_of(self, place: int) -> tuple[str, str]:
         closed = self.plan.cells[place].concurrency is not None
         return ("count", "concurrency") if closed else ("number", "requests_per_s")
+
+    def _unit(self) -> str:
+        """What the load is counted in: the same for every cell of a plan."""
+        return _LOADS[self._load_of(0)[1]] if self.plan.cells else ""
 
     def _saturated(self, place: int) -> str:
         return ", saturated" if self.plan.cells[place].saturated else ""
@@ -80,12 +85,11 @@ class PlanCharts:
     def _load_table(self) -> Table:
         rows: list[Row] = []
         for place, cell in enumerate(self.plan.cells):
-            kind, field = self._load_of(place)
             at = self.source.at
             rows.append(
                 (
                     cell.medium,
-                    at(kind, "cells", place, field),
+                    self._load(place),
                     *(at("seconds", "cells", place, "ttft_s", name) for name in ("p50", "p90", "p99")),
                     at("seconds", "cells", place, "tpot_s"),
                     at("number", "cells", place, "output_tokens_per_s"),
@@ -95,10 +99,9 @@ class PlanCharts:
                     at("text", "cells", place, "reason"),
                 )
             )
-        unit = _LOADS[self._load_of(0)[1]] if self.plan.cells else ""
         columns = (
             "medium",
-            unit,
+            self._unit(),
             "TTFT p50",
             "p90",
             "p99",
@@ -259,7 +262,7 @@ class PlanCharts:
         return self.source.at(kind, "calibration", place, "residuals", number, field)
 
 
-_LOADS = {"concurrency": "at once per node", "requests_per_s": "requests/s"}
+_LOADS = {"concurrency": "at once per node", "requests_per_s": "requests/s of the fleet"}
 _COSTS = {
     "per million tokens": "usd_per_million_tokens",
     "GPU per hour": "gpu_usd_per_hour",
