@@ -201,7 +201,7 @@ def test_the_end_reports_memory_that_the_kernel_still_holds(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = make_tier(install(), tmp_path)
-    monkeypatch.setattr(tier._traffic, "stop", lambda timeout_s: False)
+    monkeypatch.setattr(tier._traffic, "wait_released", lambda timeout_s: False)
     with pytest.raises(StorageError, match="not unmapped"):
         tier.shutdown()
 

@@ -80,6 +80,7 @@ class Engine:
         self._host = host
         self._connection = host.connect()
         self._stream = self._connection.makefile("rw", encoding="utf-8")
+        self.version = ""
         self._pid: int | None = None
         self._region: Path | None = None
 
@@ -89,7 +90,8 @@ class Engine:
             kv = {**kv, "engine_id": f"rewarm-test-{os.getpid()}-{id(self)}"}
             self._region = Path(f"/dev/shm/vllm_offload_{kv['engine_id']}.mmap")
         options.setdefault("max_model_len", 4096)
-        self._pid = int(self.ask("start", model=str(model), kv=kv, **options)["pid"])
+        started = self.ask("start", model=str(model), kv=kv, **options)
+        self._pid, self.version = int(started["pid"]), str(started["version"])
         return self
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:

@@ -44,8 +44,9 @@ def serve(path: str) -> None:
         importlib.import_module(f"vllm.model_executor.models.{model}")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    listener.bind(f"{path}.new")
     listener.listen(8)
+    os.rename(f"{path}.new", path)  # who sees the name can connect
     listener.settimeout(1.0)
     while os.getppid() == parent:
         with contextlib.suppress(TimeoutError):
@@ -113,7 +114,7 @@ class Engine:
             distributed_executor_backend=options.pop("executor", "uni"),
             **options,
         )
-        return {"pid": os.getpid(), "start_s": time.monotonic() - start_s}
+        return {"pid": os.getpid(), "start_s": time.monotonic() - start_s, "version": vllm_version()}
 
     def generate(self, prompts: list[list[int]], tokens: int = 8, salt: str | None = None) -> dict[str, Any]:
         """Greedy tokens, their log-probabilities and the number of prompt tokens not computed, per prompt."""
@@ -208,6 +209,11 @@ class Engine:
             return self._devices[-1]
 
         opening.open_store = functools.partial(opening.open_store, device_wrapper=wrap)
+
+
+def vllm_version() -> str:
+    """The version that runs."""
+    return str(importlib.import_module("vllm").__version__)
 
 
 def _no_requests() -> Any:

@@ -80,6 +80,7 @@ def test_vllm_0_31_restores_too(older_host: Host, model: Path, pool: Path, recom
     context = prompt(6)
     right = recompute.generate(context)
     engine = older_host.engine().start(model, rewarm_kv(pool))
+    assert engine.version.startswith("0.31.")
     assert engine.generate(context)["cached"] == [0]
     engine.ask("settle")
     engine.ask("forget")

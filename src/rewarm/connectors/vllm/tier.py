@@ -128,10 +128,9 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     def shutdown(self) -> None:
         """Finish saves within the store's bound and end. Raises `StorageError` while the kernel holds rows."""
-        if self._store is None:
-            return
+        self._traffic.stop(STOP_S)
         self._store.close()
-        if not self._traffic.stop(STOP_S):
+        if not self._traffic.wait_released(STOP_S):
             raise StorageError("rewarm: the storage still holds memory of the primary region; it is not unmapped")
         self._rows.release()
 

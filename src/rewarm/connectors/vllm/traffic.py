@@ -23,7 +23,6 @@ from queue import SimpleQueue
 import msgspec
 
 from rewarm.connectors.vllm.rows import Rows
-from rewarm.errors import RewarmError
 from rewarm.store.contract import Outcome, Store, Transfer
 
 log = logging.getLogger("vllm.rewarm")
@@ -66,7 +65,6 @@ class _Job:
         "keys",
         "loading",
         "number",
-        "refused",
         "replicating",
         "rows",
         "start_s",
@@ -81,8 +79,6 @@ class _Job:
         self.start_s = time.monotonic()
         self.deadline_s = self.start_s + limit_s
         self.transfer: Transfer | None = None
-        self.refused = False
-        """The store did not take it: there is no transfer and will be none."""
         self.cut = False
         """Some blocks were refused before the store saw them."""
         self.replicating = 0
@@ -183,19 +179,20 @@ class Traffic:
                 warned_s = time.monotonic()
                 log.warning("rewarm: waiting for the storage to release %d transfers", len(self._active))
 
-    def stop(self, timeout_s: float) -> bool:
-        """Stop the thread and give up jobs; True when no job can touch the rows any more."""
+    def stop(self, timeout_s: float) -> None:
+        """End the thread and give loads up; saves go on. The store is closed next, and `wait_released` asked then."""
         self.end_step()
         self._work.put(None)
         self._thread.join(timeout_s)
-        end_s = time.monotonic() + timeout_s
         for job in self._active:
-            if job.transfer is not None:
+            if job.transfer is not None and job.loading:
                 job.transfer.cancel()
-        released = all(
-            job.transfer is None or job.transfer.wait_released(max(0.0, end_s - time.monotonic()))
-            for job in self._active
-        )
+
+    def wait_released(self, timeout_s: float) -> bool:
+        """True when no job can touch the rows any more."""
+        end_s = time.monotonic() + timeout_s
+        transfers = [job.transfer for job in self._active if job.transfer is not None]
+        released = all(transfer.wait_released(max(0.0, end_s - time.monotonic())) for transfer in transfers)
         return released and not self._thread.is_alive()
 
     # The thread that submits.
@@ -210,12 +207,8 @@ class Traffic:
             self._rows.replicate(job.rows)
             job.replicating = 2
             return
-        try:
-            move = self._store.load if job.loading else self._store.save
-            job.transfer = move(job.keys, self._rows.blocks(job.rows))
-        except (RewarmError, OSError) as error:
-            log.warning("rewarm: the store refused a transfer: %s", error)
-            job.refused = True
+        move = self._store.load if job.loading else self._store.save
+        job.transfer = move(job.keys, self._rows.blocks(job.rows))
 
     def _start(self, job: _Job) -> None:
         self._active.append(job)
@@ -224,9 +217,10 @@ class Traffic:
     # What became of a job.
 
     def _is_over(self, job: _Job, now_s: float, alive: bool) -> bool:
+        """A thread that has died (a bug of ours: its traceback is on stderr) ends the jobs it did not submit."""
         transfer = job.transfer
         if transfer is None:
-            return job.refused or not alive
+            return not alive
         if not transfer.done():
             if now_s < job.deadline_s:
                 return False
