@@ -13,16 +13,17 @@ from rewarm.cli import exits
 from rewarm.cli.output import Output, output_options, to_json, write_file
 from rewarm.cli.plan_tables import show_plan
 from rewarm.errors import ConfigError
-from rewarm.plan import Plan, PlanSpec, TraceData, apply, apply_probe, calibrate, make_plan, make_spec
+from rewarm.plan import Plan, PlanSpec, TraceData, apply, apply_probe, calibrate, make_plan, make_spec, steps_max
 from rewarm.plan.result import Calibration
 from rewarm.plan.spec import Objective
+from rewarm.report import render
 from rewarm.workload import open_trace
 
 
 @click.command()
 @click.argument("plan", type=click.Path())
 @click.option("--calibrate", "result", type=click.Path(), metavar="RESULT", help="Result of `rewarm bench -o` to fit.")
-@click.option("-o", "target", type=click.Path(), metavar="FILE", help="Write the plan as JSON, to a name in .json.")
+@click.option("-o", "target", type=click.Path(), metavar="FILE", help="Write the plan, as JSON or as a page: NAME.json, NAME.html.")
 @click.option("--inputs", is_flag=True, help="List every input: measured, given or assumed.")
 @output_options
 @click.pass_context
@@ -34,14 +35,14 @@ def command(
     PLAN is a TOML file: model, engine, media, fleet, workload, prices, objective; docs/reference/plan-toml.md lists its
     keys. Exit code 1 when an objective is given and nothing reaches it.
     """
-    if target is not None and not target.endswith(".json"):
-        raise ConfigError(f"-o {target}: a plan is written as JSON; use a name in .json")
+    if target is not None and not target.endswith((".json", ".html")):
+        raise ConfigError(f"-o {target}: a plan is written as JSON or as a page; use a name in .json or .html")
     path = Path(plan)
     given = _read_toml(path)
     spec = make_spec(given, plan)
     spec, sources = _probes(spec, path.parent)
     spec, calibration = _calibrated(spec, result, sources)
-    with output.progress("planning", unit="steps") as progress:
+    with output.progress("planning", total=steps_max(spec), unit="steps") as progress:
 
         def step(name: str) -> None:
             progress.update(label=f"planning: {name}")
@@ -57,7 +58,7 @@ def command(
             progress=step,
         )
     if target is not None:
-        write_file(target, to_json(answer) + "\n")
+        write_file(target, render([answer]) if target.endswith(".html") else to_json(answer) + "\n")
         output.note(f"wrote {target}")
     output.answer(answer, lambda console: show_plan(console, answer, inputs))
     if missed(answer, spec):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 from rich.console import Console
 from rich.table import Table
@@ -27,9 +29,25 @@ def command(output: Output, file: str, at_: str | None, sample: float) -> None:
     """
     at = None if at_ is None else [_tokens(text) for text in at_.split(",")]
     trace = open_trace(file)
-    with output.progress("reading", unit="requests") as progress:
-        summary = summarise(trace, at=at, sample_rate=sample, progress=progress.advance)
+    start = _bytes_read()
+    with output.progress("reading", total=_size(Path(file)), unit="B", poll=lambda: _bytes_read() - start):
+        summary = summarise(trace, at=at, sample_rate=sample)
     output.answer(summary, lambda console: _show(console, summary))
+
+
+def _bytes_read() -> int:
+    """Bytes that this process has read from files, cached or not; 0 where the kernel does not say."""
+    try:
+        fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(fields["rchar"])
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of the files of a directory."""
+    files = [entry for entry in path.iterdir() if entry.is_file()] if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
 
 
 def _tokens(text: str) -> float:

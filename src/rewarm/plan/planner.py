@@ -22,7 +22,7 @@ from rewarm.plan.load import Load, SyntheticLoad
 from rewarm.plan.media import candidates_of
 from rewarm.plan.money import money_of
 from rewarm.plan.result import SCHEMA, Calibration, Change, Plan, Verdict, Writes
-from rewarm.plan.sensitivity import FACTORS, changes_of
+from rewarm.plan.sensitivity import FACTORS, changes_of, tries_max
 from rewarm.plan.sharing import sharing_of
 from rewarm.plan.spec import PlanSpec
 from rewarm.plan.traceload import TraceData, TraceLoad
@@ -83,6 +83,16 @@ def make_plan(
         calibration=calibration,
         notes=_notes(spec, costs, load),
     )
+
+
+def steps_max(spec: PlanSpec) -> int:
+    """The most times that `make_plan` reports progress."""
+    points = max(len(spec.workload.concurrency) + len(spec.workload.requests_per_s), 1)
+    return len(candidates_of(spec)) * points + _FIXED_STEPS + tries_max(spec)
+
+
+_FIXED_STEPS = 3
+"""Capacity and writes, the verdict, effects of the inputs."""
 
 
 def _context(spec: PlanSpec, trace: TraceData | None) -> int:

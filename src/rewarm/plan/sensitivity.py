@@ -62,6 +62,11 @@ def changes_of(
     return tuple(change for _, change in nearest[:CHANGES])
 
 
+def tries_max(spec: PlanSpec) -> int:
+    """The most times that `changes_of` reports progress."""
+    return sum(len(values) for knob in knobs_of(spec) for values in _values(knob))
+
+
 def _distance(knob: Knob, value: float) -> float:
     """How far a value is from today's: its factor's logarithm, or the same for a share."""
     if math.isinf(value):
