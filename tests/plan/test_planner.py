@@ -53,6 +53,16 @@ def test_migration_turns_local_drives_into_an_array(table: Table) -> None:
     assert kind_of(table(**base, fleet={"nodes": 8, "migrate": 0.5})) == "shared array"
 
 
+def test_migration_is_named_among_what_would_change_the_verdict(table: Table) -> None:
+    work = OPEN | {"requests_per_s": [0.6], "requests": 200}
+    plan = make_plan(make_spec(table(workload=work, objective={"ttft_p90": "8s"}, fleet={"nodes": 8})))
+    (change,) = [change for change in plan.verdict.changes if change.input == "fleet.migrate"]
+    assert plan.verdict.kind == "one local drive"
+    assert change.verdict == "shared array"
+    assert 0 < change.turns_at < 0.2
+    assert "fleet.migrate above" in plan.verdict.sentence
+
+
 @pytest.fixture(scope="module")
 def wave_plan() -> Plan:
     table = {
