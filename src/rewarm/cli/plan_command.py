@@ -23,7 +23,13 @@ from rewarm.workload import open_trace
 @click.command()
 @click.argument("plan", type=click.Path())
 @click.option("--calibrate", "result", type=click.Path(), metavar="RESULT", help="Result of `rewarm bench -o` to fit.")
-@click.option("-o", "target", type=click.Path(), metavar="FILE", help="Write the plan, as JSON or as a page: NAME.json, NAME.html.")
+@click.option(
+    "-o",
+    "target",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write the plan, as JSON or as a page: NAME.json, NAME.html.",
+)
 @click.option("--inputs", is_flag=True, help="List every input: measured, given or assumed.")
 @output_options
 @click.pass_context
