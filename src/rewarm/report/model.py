@@ -31,6 +31,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "size": format_size,
     "bytes": lambda value: f"{value:,}",
     "share": _share,
+    "change": lambda value: f"{value:+.1%}",
     "count": lambda value: f"{value:,.0f}",
     "number": _number,
     "ratio": lambda value: f"{value:.2f} ×",

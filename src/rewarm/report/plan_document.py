@@ -68,9 +68,28 @@ def _change_tables(plan: Plan, source: Source) -> tuple[Table, ...]:
         for place, row in enumerate(plan.verdict.changes)
     )
     none: tuple[Row, ...] = (("no single input", "", "", "", ""),)
-    return (Table("Inputs nearest to a change", ("input", "now", "turns at", "then", "in words"), rows or none),)
+    nearest = Table("Inputs nearest to a change", ("input", "now", "turns at", "then", "in words"), rows or none)
+    effects = tuple(
+        (
+            source.at("text", "effects", place, "medium"),
+            source.at("text", "effects", place, "input"),
+            *(source.at("change", "effects", place, field) for field in _EFFECT.values()),
+        )
+        for place in range(len(plan.effects))
+    )
+    if not effects:
+        return (nearest,)
+    note = "Relative changes at the heaviest load when one input is 10% larger; a share is 0.1 larger, at most 1."
+    title = "What each input does to each candidate (modelled)"
+    return (nearest, Table(title, ("medium", "input", *_EFFECT), effects, folded=True, note=note))
 
 
+_EFFECT = {
+    "TTFT p90": "ttft_p90",
+    "output tokens/s": "output_tokens_per_s",
+    "saturation": "saturation_requests_per_s",
+    "cost": "usd_per_million_tokens",
+}
 _CHANGE = {"value": "number", "turns_at": "number", "verdict": "text", "text": "text"}
 
 
@@ -79,7 +98,7 @@ def _media_tables(plan: Plan, source: Source, charts: PlanCharts) -> tuple[Table
         _table("Where each ends", plan.saturation, "saturation", source, {
             "requests/s": ("number", "requests_per_s"), "first to end": ("text", "limit"),
             "knee, at once per node": ("number", "knee_concurrency"),
-            "GPU s per request": ("number", "gpu_s_per_request"),
+            "GPU s per request": ("number", "gpu_s_per_request"), "why": ("text", "reason"),
         }),
         _table(f"Loading against computing {plan.context_tokens:,} tokens", plan.break_even, "break_even", source, {
             "load": ("seconds", "load_s"), "compute": ("seconds", "compute_s"), "both at once": ("seconds", "both_s"),
