@@ -64,8 +64,7 @@ class Appender:
     def _leave_removed(self) -> None:
         """Go on in other files where somebody removed ours: what is appended to them would be lost."""
         if self.target is not None and not os.fstat(self.target.descriptor).st_nlink:
-            # Not abandoned: its blocks leave the index when the eviction is read in the log of whoever removed it.
-            self.seal(self.target)
+            self.abandon()
         if self.writer is not None and self.writer.removed():
             self.abandon()
             self._start_over()
@@ -84,9 +83,12 @@ class Appender:
         self._seal_if_quiet(target)
 
     def abandon(self) -> None:
-        """Fill the open segment no more: somebody removed it."""
+        """Fill the open segment no more: somebody removed it.
+
+        It is not marked gone: whoever takes its blocks out of the index does that.
+        """
         if self.target is not None:
-            self.target.segment.gone = True
+            self.target.abandoned = True
             self.seal(self.target)
 
     def group_over(self, target: OpenSegment) -> None:
@@ -126,7 +128,7 @@ class Appender:
     def _seal_if_quiet(self, target: OpenSegment) -> None:
         if target.full and not target.groups and not target.closing:
             target.closing = True
-            if target.segment.gone:
+            if target.abandoned:
                 self._close(target)
             else:
                 self._sync(target.descriptor, lambda result: self._sealed(target, result))

@@ -45,6 +45,7 @@ class OpenSegment:
         self.groups = 0
         self.unsynced_bytes = 0
         self.full = False
+        self.abandoned = False
         self.closing = False
 
     def room_for(self, count: int) -> bool:
