@@ -200,6 +200,7 @@ class StoreMachine(RuleBasedStateMachine):
         for other in self.handles:
             if other.model is handle.model:
                 other.stale |= erased
+                other.sees.clear()
                 other.pinned.clear()
         handle.caught_up()
         self.written_bytes = handle.store.stats().used_bytes
