@@ -1,8 +1,8 @@
 """What to do about a copy that could not be read: which one to read next, and what is to be said of it in the log.
 
-A damaged copy is forgotten, and named in the log if its segment is sealed, so that it does not come back with a
-restart. A medium that fails keeps its copies: it may recover. So does a file that is not there: its writer's log is
-read again, for a mount in trouble can claim that everything is gone.
+A copy that is damaged, cut off or unreadable is forgotten by this handle, so that the next save repairs it. Only wrong
+bytes in a sealed segment are named in the log, so that they do not come back with a restart: a mount in trouble can
+claim anything else. A file that is not there is looked for again with the next pass over its writer's log.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rewarm.store.contract import Outcome
 from rewarm.store.index import NO_ROW, Places
+from rewarm.store.requests import Failure
 from rewarm.store.segments import Segment
 from rewarm.store.tailing import Shared, Tailer, forget_segments
 
@@ -27,27 +27,36 @@ class Fallback:
         self._damaged = damaged
         self._damage: list[tuple[Segment, int]] = []
 
-    def next_place(self, key: bytes, slot: int, offset: int, outcome: Outcome, attempt: int) -> Places | None:
+    def next_place(self, key: bytes, slot: int, offset: int, failure: Failure, attempt: int) -> Places | None:
         """Where to read a block after its `attempt`-th failure, at this place; None where there is no copy left."""
         segment = self._shared.segments[slot]
-        if outcome is Outcome.MISSING:
+        if failure is Failure.GONE:
             forget_segments(self._shared, [segment])
-            self._tailer.suspect(segment.writer)
+            self._tailer.suspect(segment)
             return self._first(key)
-        if outcome is not Outcome.CORRUPT:
+        if failure is Failure.MEDIUM:
             return self._other(key, slot, offset)
-        if attempt == 1 and segment.sealed_bytes is None and segment.writer not in self._tailer.own_writers:
-            with contextlib.suppress(OSError):
-                self._tailer.refresh()
+        if attempt == 1 and self._may_be_better(failure, segment):
             return self._first(key)
         with self._shared.lock:
             self._shared.index.remove_copy(key, slot, offset)
-            if segment.sealed_bytes is not None:
+            named = failure is Failure.MISMATCH and segment.sealed_bytes is not None
+            if named:
                 segment.dropped.add(offset)
                 self._damage.append((segment, offset))
-        if segment.sealed_bytes is not None:
+        if named:
             self._damaged()
         return self._first(key)
+
+    def _may_be_better(self, failure: Failure, segment: Segment) -> bool:
+        """True where the same place deserves a second try: a read that failed, or what somebody else still writes."""
+        if failure is Failure.UNREADABLE:
+            return True
+        if segment.sealed_bytes is not None or segment.writer in self._tailer.own_writers:
+            return False
+        with contextlib.suppress(OSError):
+            self._tailer.refresh()
+        return True
 
     def note(self, damage: Sequence[tuple[Segment, int]]) -> None:
         """Forget what lies at these places, and have it named in the log."""

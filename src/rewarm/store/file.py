@@ -35,7 +35,7 @@ from rewarm.store.fallback import Fallback
 from rewarm.store.index import NO_ROW, Index, Places
 from rewarm.store.pool import Pool
 from rewarm.store.reading import ReadLoop
-from rewarm.store.requests import LoadJob
+from rewarm.store.requests import Failure, LoadJob
 from rewarm.store.saving import Command, Group, SaveJob
 from rewarm.store.segments import FileCache, Segment, SegmentPin, SegmentTable
 from rewarm.store.settings import Settings, visibility_bound_s
@@ -294,9 +294,9 @@ class FileStore:
         """True when the key is published."""
         return self.index.has(key)
 
-    def next_place(self, key: bytes, slot: int, offset: int, outcome: Outcome, attempt: int) -> Places | None:
+    def next_place(self, key: bytes, slot: int, offset: int, failure: Failure, attempt: int) -> Places | None:
         """Where to read a block after its `attempt`-th failure, at this place; None where there is no copy left."""
-        return self._fallback.next_place(key, slot, offset, outcome, attempt)
+        return self._fallback.next_place(key, slot, offset, failure, attempt)
 
     def new_writer(self) -> Writer:
         """Make a writer for this handle. Raises `OSError`."""

@@ -23,7 +23,7 @@ from rewarm.store.index import Places
 from rewarm.store.layout import PAGE, digest
 from rewarm.store.loop import IoLoop
 from rewarm.store.operations import plan_operations
-from rewarm.store.requests import LoadJob, Window
+from rewarm.store.requests import Failure, LoadJob, Window, failure_of
 from rewarm.store.segments import FileCache
 from rewarm.store.transfer import Counters
 
@@ -45,7 +45,7 @@ class ReadSide(Protocol):
     def path_of(self, slot: int) -> Path:
         """Path of a segment."""
 
-    def next_place(self, key: bytes, slot: int, offset: int, outcome: Outcome, attempt: int) -> Places | None:
+    def next_place(self, key: bytes, slot: int, offset: int, failure: Failure, attempt: int) -> Places | None:
         """Where to read a block after its `attempt`-th failure, at this place; None where there is no copy left."""
 
 
@@ -215,17 +215,17 @@ class ReadLoop(IoLoop[LoadJob]):
             self._bounce.give(regions[i])
         return {new: regions[old] for new, old in enumerate(keep) if old in regions}
 
-    def _open(self, window: Window, slots: npt.NDArray[np.int64]) -> tuple[dict[int, int], dict[int, Outcome]]:
+    def _open(self, window: Window, slots: npt.NDArray[np.int64]) -> tuple[dict[int, int], dict[int, Failure]]:
         """Descriptors of segments by slot, and the outcome for those that cannot be opened."""
         descriptors: dict[int, int] = {}
-        lost: dict[int, Outcome] = {}
+        lost: dict[int, Failure] = {}
         for slot in np.unique(slots).tolist():
             path = self._side.path_of(slot)
             try:
                 descriptors[slot] = self._side.files.acquire(path)
                 window.paths.append(path)
             except OSError as error:
-                lost[slot] = outcome_of(-(error.errno or errno.EIO))
+                lost[slot] = failure_of(-(error.errno or errno.EIO))
         return descriptors, lost
 
     # Completion.
@@ -239,7 +239,7 @@ class ReadLoop(IoLoop[LoadJob]):
                 # A merged read fails as a whole: its blocks are read alone before one of them is blamed.
                 alone = plan.first[operation] == plan.last[operation]
                 for block in range(plan.first[operation], plan.last[operation] + 1):
-                    window.failed[block] = outcome_of(result) if alone else None
+                    window.failed[block] = failure_of(result) if alone else None
         finished = []
         remaining = window.remaining
         for first, last in zip(plan.first[which].tolist(), plan.last[which].tolist(), strict=True):
@@ -256,16 +256,16 @@ class ReadLoop(IoLoop[LoadJob]):
         hits, padding = [], 0
         for i in finished:
             block, region = window.blocks[i], window.regions.pop(i, None)
-            outcome = window.failed[i] if i in window.failed else self._verify(job, block, region)
+            good = i not in window.failed and self._verify(job, block, region)
             if region is not None:
                 padding += 0 if i in window.failed else len(region) - len(job.borrowed.views[block])
                 self._bounce.give(region)
-            if outcome is Outcome.HIT:
+            if good:
                 hits.append(block)
-            elif outcome is None:
+            elif (failure := window.failed.get(i, Failure.MISMATCH)) is None:
                 self._again(job, block)
             else:
-                self._failed(job, block, outcome)
+                self._failed(job, block, failure)
         if padding:
             self._side.counters.add(bytes_read=-padding, bytes_padding=padding)
         if hits:
@@ -274,25 +274,25 @@ class ReadLoop(IoLoop[LoadJob]):
                 self._let_go(job)
             job.transfer.settle(hits, Outcome.HIT, releasing=ending)
 
-    def _verify(self, job: LoadJob, block: int, region: npt.NDArray[np.uint8] | None) -> Outcome:
+    def _verify(self, job: LoadJob, block: int, region: npt.NDArray[np.uint8] | None) -> bool:
         """Compare the checksum of what was read; a bounced block is copied to its place only if it is right."""
         view = job.borrowed.views[block]
         payload = view if region is None else region[: len(view)]
         if digest(payload) != job.checksum[block]:
-            return Outcome.CORRUPT
+            return False
         if region is not None:
             view[:] = payload
-        return Outcome.HIT
+        return True
 
-    def _failed(self, job: LoadJob, block: int, outcome: Outcome) -> None:
+    def _failed(self, job: LoadJob, block: int, failure: Failure) -> None:
         """Read a block elsewhere, or give its verdict."""
         job.attempts[block] += 1
         place = None
         if job.attempts[block] < ATTEMPTS_MAX:
             slot, offset = int(job.slot[block]), int(job.offset[block])
-            place = self._side.next_place(job.keys[block], slot, offset, outcome, job.attempts[block])
+            place = self._side.next_place(job.keys[block], slot, offset, failure, job.attempts[block])
         if place is None or int(place.length[0]) != int(job.borrowed.lengths[block]):
-            job.transfer.settle([block], outcome)
+            job.transfer.settle([block], failure.outcome)
             return
         job.slot[block], job.offset[block] = int(place.segment[0]), int(place.offset[0])
         job.checksum[block] = place.checksum[0]
@@ -336,10 +336,3 @@ class ReadLoop(IoLoop[LoadJob]):
     def _let_go(self, job: LoadJob) -> None:
         job.released = True
         self._side.counters.add(borrowed_bytes=-int(job.borrowed.lengths.sum()))
-
-
-def outcome_of(result: int) -> Outcome:
-    """Cause of a miss for a request's result that is not its length: a negative errno, or a short read."""
-    if result >= 0:
-        return Outcome.CORRUPT
-    return Outcome.MISSING if -result in (errno.ENOENT, errno.ESTALE) else Outcome.LOST_MEDIUM

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +19,40 @@ from rewarm.store.transfer import BatchTransfer
 WINDOW_BLOCKS = 1024
 WINDOW_BYTES = 64 << 20
 """Blocks planned at a time: planning is spread over many, and one request cannot take all bounce memory."""
+
+
+class Failure(enum.Enum):
+    """Why a copy could not be read; the value is what a load says when there is no other."""
+
+    GONE = (1, Outcome.MISSING)
+    """The file is not there."""
+    SHORT = (2, Outcome.CORRUPT)
+    """The file ends before the block does."""
+    MISMATCH = (3, Outcome.CORRUPT)
+    """Other bytes than were saved."""
+    UNREADABLE = (4, Outcome.LOST_MEDIUM)
+    """The medium has lost this place."""
+    MEDIUM = (5, Outcome.LOST_MEDIUM)
+    """The medium does not serve now; nothing is said about the copy."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The cause of the miss."""
+        return self.value[1]
+
+
+_GONE = (errno.ENOENT, errno.ESTALE)
+_UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO, errno.EBADMSG, errno.EUCLEAN)
+"""What file systems and drives say of a bad place."""
+
+
+def failure_of(result: int) -> Failure:
+    """What a request's result means that is not its length: a negative errno, or a short read."""
+    if result >= 0:
+        return Failure.SHORT
+    if -result in _GONE:
+        return Failure.GONE
+    return Failure.UNREADABLE if -result in _UNREADABLE else Failure.MEDIUM
 
 
 class LoadJob:
@@ -97,7 +133,7 @@ class Window:
         self.plan: OperationPlan
         self.operations: npt.NDArray[np.void]
         self.remaining: list[int] = []
-        self.failed: dict[int, Outcome | None] = {}
+        self.failed: dict[int, Failure | None] = {}
         self.sent = 0
         self.in_flight = 0
         self.submitted_s = 0.0

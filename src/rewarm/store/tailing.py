@@ -42,7 +42,7 @@ class Tailer:
         self._tails: dict[str, LogTail] = {}
         self._reader = LogReader()
         self._lock = threading.Lock()
-        self._suspects: set[str] = set()
+        self._suspects: set[tuple[str, int]] = set()
         self.own_writers: set[str] = set()
         self.droppers: set[str] = set()
         """Writers whose logs name damage."""
@@ -55,8 +55,10 @@ class Tailer:
             for writer in set(self._tails) - set(present):
                 self._forget_writer(writer)
             while self._suspects:
-                if tail := self._tails.get(self._suspects.pop()):
-                    tail.rewind()
+                writer, number = self._suspects.pop()
+                if tail := self._tails.get(writer):
+                    tail.missing.add(number)
+                    tail.changed_ns = 0
             unreadable = 0
             for writer in present:
                 if writer not in self.own_writers:
@@ -69,9 +71,9 @@ class Tailer:
             for tail in self._tails.values():
                 tail.rewind()
 
-    def suspect(self, writer: str) -> None:
-        """A file of this writer was not found: read its log again, and look what is there, at the next pass."""
-        self._suspects.add(writer)
+    def suspect(self, segment: Segment) -> None:
+        """A segment was not found: look for it at the next pass."""
+        self._suspects.add((segment.writer, segment.number))
 
     def writers_of(self, namespace: bytes) -> set[str]:
         """Other writers known to serve a namespace."""
@@ -87,12 +89,11 @@ class Tailer:
         except OSError:
             return False
         try:
-            for frame in self._reader.frames(descriptor, tail):
-                self._apply(frame, tail)
-            if not tail.listed and tail.sequence:
-                self._forget_missing_segments(tail)
-            elif tail.missing:
-                self._look_for_missing(tail)
+            more = True
+            while more:
+                for frame in self._reader.frames(descriptor, tail):
+                    self._apply(frame, tail)
+                more = self._look_for_segments(tail)
         except OSError:
             return False
         finally:
@@ -104,7 +105,7 @@ class Tailer:
         if frame.kind == Kind.ENTRIES:
             tail.namespace = frame.namespace
             if frame.namespace == self._shared.namespace:
-                self.add_entries(frame, tail.writer)
+                self._add_entries(frame, tail)
             return
         if frame.kind not in (Kind.SEALED, Kind.EVICTED, Kind.DROPPED):
             return
@@ -128,16 +129,16 @@ class Tailer:
             if own:
                 self._on_own_eviction(segment)
 
-    def add_entries(self, frame: Frame, writer: str) -> None:
+    def _add_entries(self, frame: Frame, tail: LogTail) -> None:
         """Take the entries of one frame of this namespace."""
         entries = frame.entries()
         mask = entry_mask(entries)
         numbers, place = np.unique(entries["segment"], return_inverse=True)
         with self._shared.lock:
-            known = [self._shared.segments.get(writer, number) for number in numbers.tolist()]
+            known = [self._shared.segments.get(tail.writer, number) for number in numbers.tolist()]
             for i, segment in enumerate(known):
                 segment.indexed = True
-                if segment.gone:
+                if segment.gone or segment.number in tail.missing:
                     mask &= place != i
                 if segment.sealed_bytes is not None:
                     mask &= (place != i) | (entries["offset"] + entries["length"] <= segment.sealed_bytes)
@@ -150,29 +151,30 @@ class Tailer:
                 entries["key"].tolist(), slots, entries["offset"], entries["length"], entries["checksum"]
             )
 
-    def _forget_missing_segments(self, tail: LogTail) -> None:
-        """After a log was read the first time: segments that are not there any more. Listed after, never before."""
-        tail.changed_ns = self._changed_ns(tail)
-        present = self._present(tail)
+    def _look_for_segments(self, tail: LogTail) -> bool:
+        """Forget segments that are not there. True when one has come back, so that the log must be read again.
+
+        Looked for after the log was read, never before: a segment that it names was made before it named it. Again only
+        when the directory has changed. A mount in trouble can claim that files are gone which come back later.
+        """
+        if not tail.sequence or (tail.listed and not tail.missing):
+            return False
+        changed_ns = os.stat(self._shared.pool.writers / tail.writer).st_mtime_ns
+        if tail.listed and changed_ns == tail.changed_ns:
+            return False
+        present = {file.number for file in self._shared.pool.files(tail.writer) if file.is_segment}
+        tail.changed_ns = changed_ns
+        back = tail.missing & present
+        if back:
+            tail.missing -= back
+            tail.rewind()
+            return True
         with self._shared.lock:
             missing = [s for s in self._shared.segments.of_writer(tail.writer) if s.number not in present]
             forget_segments(self._shared, missing)
         tail.missing = {segment.number for segment in missing}
         tail.listed = True
-
-    def _look_for_missing(self, tail: LogTail) -> None:
-        """A mount in trouble can claim that files are gone: read the log again once one of them is back."""
-        changed_ns = self._changed_ns(tail)
-        if changed_ns != tail.changed_ns:
-            tail.changed_ns = changed_ns
-            if not tail.missing.isdisjoint(self._present(tail)):
-                tail.rewind()
-
-    def _changed_ns(self, tail: LogTail) -> int:
-        return os.stat(self._shared.pool.writers / tail.writer).st_mtime_ns
-
-    def _present(self, tail: LogTail) -> set[int]:
-        return {file.number for file in self._shared.pool.files(tail.writer) if file.is_segment}
+        return False
 
     def _forget_writer(self, writer: str) -> None:
         forget_segments(self._shared, self._shared.segments.of_writer(writer))
