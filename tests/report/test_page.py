@@ -18,7 +18,7 @@ from rewarm.bench.result import Percentiles, Result
 from rewarm.errors import ConfigError
 from rewarm.plan import Plan
 from rewarm.report import page as page_module
-from rewarm.report import read_result, render, write_report
+from rewarm.report import read_result, render, traces, write_report
 from rewarm.report.bench_document import job_toml
 from rewarm.workload.job import make_job
 
@@ -223,3 +223,20 @@ def test_the_charting_library_is_the_unmodified_build() -> None:
     folder = Path(page_module.__file__).parent / "static"
     assert hashlib.sha256((folder / page_module.PLOTLY).read_bytes()).hexdigest() == PLOTLY_SHA256
     assert "MIT" in (folder / page_module.PLOTLY.replace(".min.js", ".LICENSE")).read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.0377, 0.0476], ["$0.036", "$0.038", "$0.04", "$0.042", "$0.044", "$0.046", "$0.048", "$0.05"]),
+        ([2, 60], ["$2", "$5", "$10", "$20", "$50"]),
+        ([0.01, 3.0], ["$0.01", "$0.02", "$0.05", "$0.1", "$0.2", "$0.5", "$1", "$2"]),
+        ([1e-3, 1e4], ["$0.001", "$0.01", "$0.1", "$1", "$10", "$100", "$1,000", "$10,000"]),
+        ([5.0], ["$4.8", "$5", "$5.2"]),
+        ([0, None, "any"], None),
+    ],
+)
+def test_logarithmic_axes_have_a_handful_of_round_ticks(values: list[Any], shown: list[str] | None) -> None:
+    axis = traces.log_axis([{"x": values}], "x", "usd")
+    assert axis["type"] == "log"
+    assert axis.get("ticktext") == shown

@@ -48,15 +48,13 @@ class BenchCharts:
             drawn += self._recompute(percentile, label)
             choices[label] = list(range(first, len(drawn)))
         modelled = [traces.recompute_entry()] if any(row.recompute for row in self.result.summary) else []
+        layout = traces.layout("requests restored together", traces.CATEGORY, "TTFT, seconds", {})
         return Chart(
             id=f"ttft-{self.source.document}",
             title="Time to first token by concurrency",
             text="Lower is better. Lines join the medians over the repeats; small marks are the single repeats, so "
             "their distance shows the noise. The vertical axis is logarithmic.",
-            layout=traces.layout(
-                "requests restored together", traces.CATEGORY, "TTFT, seconds",
-                traces.log_axis(drawn, "y", "seconds"),
-            ),
+            layout=layout,
             traces=tuple(drawn),
             legend=(*self.entries.values(), *modelled),
             table=self._summary_table(
@@ -66,6 +64,7 @@ class BenchCharts:
             ),
             choice_label="Percentile",
             choices=choices,
+            axes=traces.axis_of_each(choices.values(), drawn, "y", "seconds", layout),
         )  # fmt: skip
 
     def throughput(self) -> Chart:

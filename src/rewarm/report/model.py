@@ -138,13 +138,16 @@ class Chart:
     table: Table
     choice_label: str = ""
     choices: dict[str, list[int]] = field(default_factory=dict)
+    axes: tuple[dict[str, Any], ...] = ()
+    """For each choice what it changes in the layout; empty: nothing."""
     wide: bool = False
     height: int = 340
 
     @property
     def figure(self) -> dict[str, Any]:
         """What the page's script draws."""
-        return {"traces": self.traces, "layout": self.layout, "choices": list(self.choices.values())}
+        choices = list(self.choices.values())
+        return {"traces": self.traces, "layout": self.layout, "choices": choices, "axes": self.axes}
 
 
 @dataclass(frozen=True)

@@ -51,19 +51,19 @@ class PlanCharts:
                 ]
                 drawn.append(traces.line(entry, loads, values, texts))
             choices[percentile] = list(range(first, len(drawn)))
+        layout = traces.layout(f"load, {unit}", traces.CATEGORY, "TTFT, seconds", {})
         return Chart(
             id=f"load-{self.source.document}",
             title="Time to first token by load",
             text="Lower is better. Simulated for each candidate at each point of the load. The vertical axis is "
             "logarithmic. A saturated candidate falls behind for as long as the load lasts.",
-            layout=traces.layout(
-                f"load, {unit}", traces.CATEGORY, "TTFT, seconds", traces.log_axis(drawn, "y", "seconds"),
-            ),
+            layout=layout,
             traces=tuple(drawn),
             legend=tuple(self.entries.values()),
             table=self._load_table(),
             choice_label="Percentile",
             choices=choices,
+            axes=traces.axis_of_each(choices.values(), drawn, "y", "seconds", layout),
         )  # fmt: skip
 
     def _load(self, place: int) -> Value:
@@ -133,20 +133,20 @@ class PlanCharts:
             )
             for place, row in enumerate(self.plan.money)
         )
+        candidates = {**traces.CATEGORY, "title": {"text": ""}, "autorange": "reversed"}
+        layout = traces.layout("US dollars", {}, "candidate", candidates)
         return Chart(
             id=f"cost-{self.source.document}",
             title="Cost at the heaviest load",
             text="Further left is cheaper. GPU time that the requests take and storage that has to be there, in US "
             "dollars. The axis is logarithmic; what costs nothing is not drawn.",
-            layout=traces.layout(
-                "US dollars", traces.log_axis(drawn, "x", "usd"), "candidate",
-                {**traces.CATEGORY, "title": {"text": ""}, "autorange": "reversed"},
-            ),
+            layout=layout,
             traces=tuple(drawn),
             legend=tuple(self.entries[row.medium] for row in self.plan.money),
             table=Table("Cost (modelled)", ("medium", *_COSTS, "worth keeping if asked for within"), rows),
             choice_label="Cost",
             choices=choices,
+            axes=traces.axis_of_each(choices.values(), drawn, "x", "usd", layout),
         )  # fmt: skip
 
     def nodes(self, place: int) -> Chart:

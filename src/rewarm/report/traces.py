@@ -7,7 +7,7 @@ line is drawn says where its figures come from: solid is measured, dashed emulat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rewarm.report.model import Entry, Value
@@ -141,15 +141,27 @@ TICKS_MAX = 9
 """More than this on a logarithmic axis run into each other; whole decades then have to do."""
 
 
+_DIGITS = (tuple(tenth / 10 for tenth in range(10, 100, 2)), (1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5), (1,))
+
+
+def axis_of_each(
+    choices: Iterable[Sequence[int]], drawn: Sequence[dict[str, Any]], name: str, kind: str, base: dict[str, Any]
+) -> tuple[dict[str, Any], ...]:
+    """The logarithmic axis `name` (x or y) of each choice of traces, over what `base` says of that axis."""
+    key = f"{name}axis"
+    chosen = ([drawn[place] for place in choice] for choice in choices)
+    return tuple({key: {**base[key], **log_axis(traces, name, kind)}} for traces in chosen)
+
+
 def log_axis(drawn: Sequence[dict[str, Any]], axis: str, kind: str) -> dict[str, Any]:
-    """A logarithmic axis over all traces, with ticks at 1, 2 and 5 of each decade (10 alone when that is many)."""
+    """A logarithmic axis over all traces, with as many round ticks in each decade as it has room for."""
     values = [value for trace in drawn for value in trace[axis] if isinstance(value, (int, float)) and value > 0]
     if not values:
         return {"type": "log"}
     decades = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
-    for digits in ((1, 2, 5), (1,)):
+    for digits in _DIGITS:
         ticks = [digit * 10.0**decade for decade in decades for digit in digits]
-        ticks = [tick for tick in ticks if min(values) / 2 <= tick <= max(values) * 2]
+        ticks = [tick for tick in ticks if min(values) * 0.93 <= tick <= max(values) * 1.07]
         if len(ticks) <= TICKS_MAX:
             break
     return {"type": "log", "tickvals": ticks, "ticktext": [_TICKS[kind](tick) for tick in ticks]}
@@ -157,20 +169,20 @@ def log_axis(drawn: Sequence[dict[str, Any]], axis: str, kind: str) -> dict[str,
 
 def _seconds(value: float) -> str:
     unit, scale = ("s", 1.0) if value >= 1 else ("ms", 1e3) if value >= 1e-3 else ("us", 1e6)
-    return f"{value * scale:,.0f} {unit}"
+    return f"{value * scale:,.10g} {unit}"
 
 
 def _bytes(value: float) -> str:
     unit, scale = next(((u, s) for u, s in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if value >= s), ("kB", 1e3))
-    return f"{value / scale:,.0f} {unit}"
+    return f"{value / scale:,.10g} {unit}"
 
 
 _TICKS: dict[str, Callable[[float], str]] = {
     "seconds": _seconds,
     "bytes": _bytes,
-    "usd": lambda value: f"${value:,.12g}",
-    "share": lambda value: f"{value * 100:.12g}%",
-    "nodes": lambda value: f"{value:.0f}",
+    "usd": lambda value: f"${value:,.10g}",
+    "share": lambda value: f"{value * 100:.10g}%",
+    "nodes": lambda value: f"{value:.10g}",
 }
 
 

@@ -53,7 +53,8 @@
     draw(width) {
       this.at = null;
       const traces = this.shown().map(colored);
-      const layout = laidOut(this.spec.layout, width);
+      const own = this.select ? this.spec.axes[this.select.value] : null;
+      const layout = laidOut({ ...this.spec.layout, ...own }, width);
       Plotly.react(this.plot, traces, layout, config);
       this.plot.firstElementChild?.setAttribute("aria-hidden", "true");
     }
