@@ -88,7 +88,7 @@ def resolve(sources: list[Any], pointer: str) -> Any:
 UNITS = {
     "us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "B/s": 1, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9,
     "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "USD": 1, "×": 1, "%": 0.01,
-    "years": 1, "days": 86400, "": 1,
+    "MB": 1e6, "GB": 1e9, "TB": 1e12, "years": 1, "days": 86400, "": 1,
 }  # fmt: skip
 
 

@@ -21,14 +21,21 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3g}"
 
 
+def _decimal_size(value: float) -> str:
+    """Capacities as drives are sold: 7.68e12 -> '7.68 TB'."""
+    unit, scale = next(((u, s) for u, s in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if value >= s), ("B", 1.0))
+    return f"{value / scale:,.4g} {unit}"
+
+
 def _share(value: float) -> str:
     return f"{value:.1%}" if value < 0.1 else f"{value:.0%}"
 
 
 FORMATS: dict[str, Callable[[Any], str]] = {
-    "seconds": format_duration,
+    "seconds": lambda value: format_duration(value) if value else "0 s",
     "rate": format_rate,
     "size": format_size,
+    "capacity": _decimal_size,
     "bytes": lambda value: f"{value:,}",
     "share": _share,
     "change": lambda value: f"{value:+.1%}",

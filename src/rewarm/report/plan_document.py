@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rewarm.plan.result import Plan
+from rewarm.plan.result import Input, Plan
 from rewarm.report.model import Document, Row, Section, Source, Table, Tile
 from rewarm.report.plan_charts import PlanCharts
 from rewarm.units import format_size
@@ -64,11 +64,11 @@ def _tiles(plan: Plan, source: Source) -> tuple[Tile, ...]:
 
 def _change_tables(plan: Plan, source: Source) -> tuple[Table, ...]:
     rows: tuple[Row, ...] = tuple(
-        (row.input, *(source.at(kind, "verdict", "changes", place, field) for field, kind in _CHANGE.items()))
+        (row.input, *(source.at("text", "verdict", "changes", place, field) for field in ("verdict", "text")))
         for place, row in enumerate(plan.verdict.changes)
     )
-    none: tuple[Row, ...] = (("no single input", "", "", "", ""),)
-    nearest = Table("Inputs nearest to a change", ("input", "now", "turns at", "then", "in words"), rows or none)
+    none: tuple[Row, ...] = (("no single input", "", ""),)
+    nearest = Table("Inputs nearest to a change", ("input", "then", "in words"), rows or none)
     effects = tuple(
         (
             source.at("text", "effects", place, "medium"),
@@ -90,7 +90,6 @@ _EFFECT = {
     "saturation": "saturation_requests_per_s",
     "cost": "usd_per_million_tokens",
 }
-_CHANGE = {"value": "number", "turns_at": "number", "verdict": "text", "text": "text"}
 
 
 def _media_tables(plan: Plan, source: Source, charts: PlanCharts) -> tuple[Table, ...]:
@@ -117,7 +116,8 @@ def _media_tables(plan: Plan, source: Source, charts: PlanCharts) -> tuple[Table
             points = getattr(row, field)
             if points:
                 rows = tuple((name, source.at("share", "sharing", place, field, name)) for name in points)
-                title = f"{row.array}: duty up to which {row.nodes} nodes are served better, by {what}"
+                nodes = "a node is" if row.nodes == 1 else f"{row.nodes} nodes are"
+                title = f"{row.array}: duty up to which {nodes} served better, by {what}"
                 tables.append(Table(title, (what, "duty"), rows))
     return tuple(table for table in tables if table.rows)
 
@@ -145,7 +145,7 @@ def _input_tables(plan: Plan, source: Source) -> tuple[Table, ...]:
         rows = tuple(
             (
                 source.at("text", "inputs", place, "name"),
-                source.at(_kind(row.value), "inputs", place, "value"),
+                source.at(_kind(row), "inputs", place, "value"),
                 source.at("text", "inputs", place, "source"),
             )
             for place, row in enumerate(plan.inputs)
@@ -156,7 +156,32 @@ def _input_tables(plan: Plan, source: Source) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def _kind(value: object) -> str:
-    if isinstance(value, bool):
+def _kind(row: Input) -> str:
+    """How an input is written: its unit follows from what the plan file calls it."""
+    if isinstance(row.value, bool):
         return "answer"
-    return "number" if isinstance(value, (int, float)) else "text"
+    if not isinstance(row.value, (int, float)):
+        return "text"
+    return _UNITS.get(row.name.rpartition(".")[2], "number")
+
+
+_UNITS = {
+    **dict.fromkeys(
+        (
+            "drive_read",
+            "drive_write",
+            "effective_read",
+            "link",
+            "node_link",
+            "host_copy",
+            "reader",
+            "dram_read",
+            "hbm_read",
+        ),
+        "rate",
+    ),
+    **dict.fromkeys(("capacity", "dram", "staging"), "capacity"),
+    **dict.fromkeys(("fixed_time", "client_time", "think_time", "ttft_p50", "ttft_p90", "ttft_p99"), "seconds"),
+    **dict.fromkeys(("gpu_hour", "flash_per_tb", "dram_per_gb", "drive_price", "extra_price"), "usd"),
+}
+"""The last part of an input's name -> the kind of its value."""
