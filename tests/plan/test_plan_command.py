@@ -119,7 +119,7 @@ def test_what_cannot_be_is_a_usage_error(small: Path, text: str, message: str) -
 
 def test_files_that_are_missing_or_of_another_kind(small: Path) -> None:
     assert rewarm("none.toml").exit_code == 2
-    assert "a name in .json" in rewarm(str(small), "-o", "plan.html").output
+    assert "a name in .json or .html" in rewarm(str(small), "-o", "plan.txt").output
     missing = rewarm(str(small), "--calibrate", "none.json")
     assert missing.exit_code == 2
     assert "none.json" in missing.output
