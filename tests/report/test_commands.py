@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from click.testing import Result as Invocation
 from tests.report.reading import read_page
-from tests.report.samples import bench_result, plan_result
+from tests.report.samples import EXAMPLES, bench_result, plan_result
 
 import rewarm
 from rewarm.cli import exits, exporter, main
@@ -52,6 +52,20 @@ def test_results_and_plans_become_one_page(files: tuple[str, str], tmp_path: Pat
     assert len(read_page(out.read_text()).all("article")) == 2
     answer = json.loads(run("report", files[0], "-o", str(out), "--json").stdout)
     assert answer["page_bytes"] == out.stat().st_size
+
+
+def test_a_plan_and_a_benchmark_write_their_page(tmp_path: Path) -> None:
+    plan, bench = tmp_path / "plan.html", tmp_path / "bench.html"
+    shown = run("plan", str(EXAMPLES / "published-wave.toml"), "-o", str(plan))
+    assert shown.exit_code == exits.OK, shown.stderr
+    shown = run(
+        "bench", "--target", "ram=memory:", "--tokens", "32", "--block-tokens", "16", "--concurrency", "1",
+        "--report", str(bench),
+    )  # fmt: skip
+    assert shown.exit_code == exits.OK, shown.stderr
+    assert f"report: {bench}, open it in a browser" in shown.stderr
+    assert read_page(plan.read_text()).all("h2")[0].text.startswith("What to buy for")
+    assert read_page(bench.read_text()).all("h2")[0].text.startswith("Cold recovery of")
 
 
 @pytest.mark.parametrize(
