@@ -7,6 +7,7 @@ is gone; `evict` and `erase` take what they are told.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Set
 
 import msgspec
@@ -17,6 +18,10 @@ from rewarm.store.writer import writer_is_dead
 
 HIGH_MARK = 0.95
 LOW_MARK = 0.90
+SPENT_LOG_S = 600.0
+"""A log keeps for so long after its last frame: others that have not polled since must learn what it says is evicted,
+or they offer what is gone, and take a save of it for done."""
+
 FREE_FLOOR = 0.02
 """Share of the file system that stays free: nearly full ones get slow, and others live there too."""
 
@@ -85,9 +90,10 @@ class Victims:
         return self._named(file for file in usage.files if file.is_segment and file.writer in wanted)
 
     def spent_logs(self, usage: Usage, kept: Set[str]) -> list[FileFacts]:
-        """Logs of dead writers that have no segment left, but for those to be kept."""
+        """Logs of dead writers that have no segment left and nothing new to say, but for those to be kept."""
         filled = {file.writer for file in usage.files if file.is_segment} | kept
-        logs = [file for file in usage.files if file.writer not in filled]
+        read_s = time.time() - SPENT_LOG_S
+        logs = [file for file in usage.files if file.writer not in filled and file.modified_s < read_s]
         return [file for file in logs if self._is_dead(file.writer, file.name)]
 
     def _choose(self, usage: Usage, *, others_sealed: bool) -> list[tuple[FileFacts, Segment]]:
