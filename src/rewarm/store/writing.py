@@ -113,9 +113,10 @@ class WriteLoop(IoLoop[SaveJob | Command]):
         """Every block without a verdict gets this one; waiting commands fail."""
         for save in self._all_saves():
             save.transfer.settle(save.transfer.pending(), outcome)
-        for job in list(self._jobs):
+            self._release_if_over(save)
+        waiting, self._jobs = self._jobs, deque()
+        for job in waiting:
             if isinstance(job, Command):
-                self._jobs.remove(job)
                 job.future.set_exception(OSError(errno.EIO, self.broken or "the medium does not answer"))
 
     def release_all(self) -> None:

@@ -1,0 +1,431 @@
+"""The save path on a medium that misbehaves: True means published, everything else is a counted refusal."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.store.faulty_store import WAIT_S, FaultyStore, arena, load, save
+
+from rewarm.errors import MisuseError, StorageError
+from rewarm.store import appending, writing
+from rewarm.store.contract import Outcome
+from rewarm.store.devices.base import SYNC, WRITE
+from rewarm.store.layout import Kind, scan_frames
+from rewarm.store.opening import open_store
+from rewarm.store.saving import Command
+from rewarm.testing import make_keys, payload
+from rewarm.testing.faulty import failure, late, short, stall, torn_write
+
+SIZE = 16 << 10
+STORED, ALREADY, FULL, LOST = Outcome.STORED, Outcome.ALREADY, Outcome.REFUSED_FULL, Outcome.LOST_MEDIUM
+HIT, MISSING, TIMED_OUT = Outcome.HIT, Outcome.MISSING, Outcome.TIMED_OUT
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Iterator[FaultyStore]:
+    with FaultyStore(tmp_path, "&poll=1h") as one:
+        yield one
+
+
+def writers(root: Path) -> list[str]:
+    return sorted(os.listdir(root / "writers"))
+
+
+# Requests that fail.
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        (failure(errno.ENOSPC), FULL),
+        (failure(errno.EDQUOT), FULL),
+        (short(), FULL),
+        (failure(errno.EIO), LOST),
+        (failure(errno.EROFS), LOST),
+    ],
+)
+def test_a_failed_write_refuses_its_blocks_and_saves_go_on(
+    faulty: FaultyStore, tmp_path: Path, fault: object, outcome: Outcome
+) -> None:
+    keys = make_keys(6)
+    assert save(faulty.store, keys[:2], SIZE) == [STORED] * 2
+    faulty.writes.next(fault, count=2, opcode=WRITE)  # type: ignore[arg-type]
+    assert set(save(faulty.store, keys[2:4], SIZE)) == {outcome}
+    assert not faulty.store.lookup(keys[2:4]).mask.any()
+    assert faulty.store.stats().refused[outcome] == 2
+    faulty.heal()
+    assert save(faulty.store, keys, SIZE) == [ALREADY] * 2 + [STORED] * 4
+    assert load(faulty.store, keys, SIZE) == [HIT] * 6
+    faulty.store.close()
+    with FaultyStore(tmp_path) as again:
+        assert load(again.store, keys, SIZE) == [HIT] * 6
+        assert again.store.check().clean
+
+
+def test_what_was_written_beside_a_failed_write_is_served(faulty: FaultyStore) -> None:
+    """Groups in flight in one segment: one fails, the others are stored, and not lost with it."""
+    keys = make_keys(40)
+    for number in range(3):
+        faulty.writes.at(number, late(0.05))
+    faulty.writes.at(3, failure(errno.EIO))
+    transfers = [faulty.store.save([key], [payload(key, SIZE)]) for key in keys]
+    outcomes = [transfer.wait(WAIT_S) and transfer.outcomes[0] for transfer in transfers]
+    assert outcomes.count(LOST) == 1
+    good = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is STORED]
+    assert len(good) == 39
+    assert load(faulty.store, good, SIZE) == [HIT] * 39
+
+
+def test_a_torn_write_is_never_served(tmp_path: Path) -> None:
+    keys = make_keys(8)
+    with FaultyStore(tmp_path) as one:
+        one.writes.next(torn_write(), opcode=WRITE)
+        assert save(one.store, keys, SIZE) == [STORED] * 8, "the medium said that it was written"
+        outcomes = load(one.store, keys, SIZE)
+        assert set(outcomes) <= {HIT, Outcome.CORRUPT}
+        assert Outcome.CORRUPT in outcomes
+        lost = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is not HIT]
+        assert save(one.store, keys, SIZE).count(STORED) == len(lost)
+    with FaultyStore(tmp_path) as one:
+        assert load(one.store, keys, SIZE) == [HIT] * 8
+
+
+def test_a_failed_sync_seals_nothing(faulty: FaultyStore, tmp_path: Path) -> None:
+    keys = make_keys(300)
+    faulty.writes.chance(failure(errno.EIO), 1.0, opcode=SYNC)
+    assert set(save(faulty.store, keys, SIZE)) == {STORED}
+    assert len(list((tmp_path / "writers").glob("*/*.seg"))) > 3
+    (log,) = (tmp_path / "writers").glob("*/*.log")
+    kinds = {frame.kind for _, frame in scan_frames(memoryview(log.read_bytes()))}
+    assert kinds == {Kind.OPEN, Kind.ENTRIES}
+    assert load(faulty.store, keys, SIZE) == [HIT] * 300
+
+
+def test_where_writes_end_in_a_cache_the_payload_is_synced_first(tmp_path: Path, faulty: FaultyStore) -> None:
+    faulty.store.sync_first = True
+    keys = make_keys(2)
+    faulty.writes.next(failure(errno.EIO), opcode=SYNC)
+    assert save(faulty.store, keys[:1], SIZE) == [LOST], "what was not synced is not published"
+    assert keys[0] not in faulty.store
+    assert save(faulty.store, keys, SIZE) == [STORED] * 2
+
+
+def test_a_log_that_cannot_be_written_refuses(faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = make_keys(4)
+    assert save(faulty.store, keys[:1], SIZE) == [STORED]
+    for error, outcome in ((errno.ENOSPC, FULL), (errno.EIO, LOST)):
+
+        def refuse(*_: object, error: int = error) -> int:
+            raise OSError(error, os.strerror(error))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", refuse)
+            assert save(faulty.store, keys[1:], SIZE) == [outcome] * 3
+        assert not faulty.store.lookup(keys[1:]).mask.any()
+    assert save(faulty.store, keys[1:], SIZE) == [STORED] * 3
+    faulty.store.close()
+    with open_store(faulty.store.pool.root, namespace="faulty") as again:
+        assert again.lookup(keys).leading == 4, "the log goes on behind what failed"
+
+
+# Requests that hang.
+
+
+def test_a_write_that_hangs_times_out_with_those_who_wait_for_it(tmp_path: Path) -> None:
+    keys = make_keys(3)
+    with FaultyStore(tmp_path, "&io_deadline=200ms&poll=1h") as one:
+        one.writes.next(stall(), opcode=WRITE)
+        hung = one.store.save(keys[:1], [payload(keys[0], SIZE)])
+        follower = one.store.save(keys[:2], [payload(key, SIZE) for key in keys[:2]])
+        for _ in range(5):
+            save(one.store, keys[2:], SIZE)
+        assert hung.wait(WAIT_S) == [False]
+        assert hung.outcomes == [TIMED_OUT]
+        assert follower.wait(WAIT_S) == [False, True]
+        assert follower.outcomes == [TIMED_OUT, STORED]
+        assert not hung.released()
+        assert one.store.stats().unreleased_bytes == 3 * SIZE
+        assert one.writes.release_stalled() == 1
+        assert hung.wait_released(WAIT_S)
+        assert follower.wait_released(WAIT_S)
+        assert one.store.stats().unreleased_bytes == one.store.stats().queued_bytes == 0
+        assert load(one.store, keys, SIZE) == [HIT] * 3, "what came late is published all the same"
+
+
+def test_commands_do_not_wait_for_a_medium_that_hangs(tmp_path: Path) -> None:
+    with FaultyStore(tmp_path, "&io_deadline=200ms&poll=1h") as one:
+        one.writes.chance(stall(), 1.0, opcode=WRITE)
+        transfer = one.store.save(make_keys(1), [bytes(SIZE)])
+        with pytest.raises(StorageError, match="does not answer"):
+            one.store.flush()
+        with pytest.raises(StorageError, match="does not answer"):
+            one.store.erase()
+        assert transfer.outcomes == [TIMED_OUT]
+
+
+def test_cancelled_saves_keep_their_memory_while_the_kernel_reads_it(faulty: FaultyStore) -> None:
+    keys = make_keys(1)
+    faulty.writes.next(late(0.1), opcode=WRITE)
+    block = arena(1, SIZE)
+    block[0] = np.frombuffer(payload(keys[0], SIZE), np.uint8)
+    transfer = faulty.store.save(keys, block)
+    while not faulty.writes.injected:
+        transfer.wait_released(0.005)
+    transfer.cancel()
+    assert transfer.wait_released(WAIT_S)
+    block[:] = 0x5A
+    assert transfer.outcomes == [Outcome.CANCELLED]
+    assert load(faulty.store, keys, SIZE) in ([HIT], [MISSING])
+
+
+def test_close_finishes_what_is_queued(tmp_path: Path) -> None:
+    keys = make_keys(500)
+    store = open_store(f"file://{tmp_path}?capacity=64MiB")
+    transfers = [store.save([key], [payload(key, 3000)]) for key in keys]
+    store.close()
+    assert {outcome for transfer in transfers for outcome in transfer.outcomes} == {STORED}
+    with open_store(tmp_path) as store:
+        assert store.lookup(keys).leading == 500
+        assert store.stats().notes == ["register has no effect yet"]
+
+
+def test_close_gives_up_what_hangs_and_what_waits_behind_it(tmp_path: Path) -> None:
+    keys = make_keys(400)
+    with FaultyStore(tmp_path, "&close_timeout=100ms") as one:
+        one.writes.chance(stall(), 1.0, opcode=WRITE)
+        transfers = [one.store.save([key], [payload(key, SIZE)]) for key in keys]
+        while not one.writes.stalled():
+            transfers[0].wait_released(0.01)
+        one.store.close()
+        assert {transfer.wait(WAIT_S)[0] for transfer in transfers} == {False}
+        assert sum(transfer.released() for transfer in transfers) >= 400 - one.writes.depth
+        leavers = [thread for thread in threading.enumerate() if thread.name == "rewarm-write"]
+        one.heal()
+        for transfer in transfers:
+            assert transfer.wait_released(WAIT_S)
+        for leaver in leavers:
+            leaver.join(WAIT_S)
+            assert not leaver.is_alive()
+
+
+# Directories that go.
+
+
+def test_saves_go_on_in_new_files_where_the_writer_was_removed(faulty: FaultyStore, tmp_path: Path) -> None:
+    keys = make_keys(4)
+    save(faulty.store, keys[:2], SIZE)
+    (before,) = writers(tmp_path)
+    shutil.rmtree(tmp_path / "writers" / before)
+    assert save(faulty.store, keys[2:], SIZE) == [STORED] * 2
+    assert before not in writers(tmp_path)
+    assert load(faulty.store, keys[:2], SIZE) in ([HIT] * 2, [MISSING] * 2)
+    with open_store(tmp_path, namespace="faulty") as other:
+        assert other.lookup(keys).mask.tolist() == [False, False, True, True]
+
+
+def test_saves_go_on_in_a_new_segment_where_the_open_one_was_removed(faulty: FaultyStore, tmp_path: Path) -> None:
+    keys = make_keys(4)
+    save(faulty.store, keys[:2], SIZE)
+    for segment in (tmp_path / "writers").glob("*/*.seg"):
+        segment.unlink()
+    assert save(faulty.store, keys[2:], SIZE) == [STORED] * 2
+    with open_store(tmp_path, namespace="faulty") as other:
+        assert other.lookup(keys).mask.tolist() == [False, False, True, True]
+
+
+def test_a_pool_that_is_gone_refuses_and_may_come_back(faulty: FaultyStore, tmp_path: Path) -> None:
+    keys = make_keys(3)
+    elsewhere = tmp_path.parent / "elsewhere"
+    tmp_path.rename(elsewhere)
+    assert save(faulty.store, keys[:2], SIZE) == [LOST] * 2
+    with pytest.raises(StorageError):
+        faulty.store.flush()
+    elsewhere.rename(tmp_path)
+    assert save(faulty.store, keys, SIZE) == [STORED] * 3
+    assert load(faulty.store, keys, SIZE) == [HIT] * 3
+
+
+def test_a_start_that_fails_leaves_no_writer(
+    faulty: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = len(os.listdir("/proc/self/fd"))
+    for name in ("pwritev", "fsync", "link"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, refuse)
+            for _ in range(3):
+                assert save(faulty.store, make_keys(1), SIZE) == [FULL]
+        assert writers(tmp_path) == []
+        assert list(tmp_path.rglob(".tmp-*")) == []
+    assert len(os.listdir("/proc/self/fd")) <= before + 1, "but for the device's own"
+    assert save(faulty.store, make_keys(1), SIZE) == [STORED]
+
+
+# A disk that is really full.
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """16 MiB of tmpfs."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(mount)]
+    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("needs root and mounts")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", "--lazy", str(mount)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Take every byte that is left."""
+    with open(path, "wb", buffering=0) as file:
+        for size in (1 << 20, 4096):
+            while True:
+                try:
+                    if file.write(bytes(size)) < size:
+                        break
+                except OSError:
+                    break
+
+
+def test_a_full_disk_refuses_saves_and_serves_loads(tiny_disk: Path) -> None:
+    kept, more = make_keys(20, "kept"), make_keys(20, "more")
+    with FaultyStore(tiny_disk, capacity=64 << 20) as one:
+        assert save(one.store, kept, SIZE) == [STORED] * 20
+        fill(tiny_disk / "ballast")
+        assert save(one.store, more, 60_000) == [FULL] * 20
+        assert load(one.store, kept, SIZE) == [HIT] * 20
+        (tiny_disk / "ballast").unlink()
+        assert save(one.store, more, SIZE) == [STORED] * 20
+        assert load(one.store, [*kept, *more], SIZE) == [HIT] * 40
+    with FaultyStore(tiny_disk, capacity=64 << 20) as one:
+        fill(tiny_disk / "ballast")
+        assert save(one.store, make_keys(1, "new"), SIZE) == [FULL], "no room for a writer"
+        assert load(one.store, [*kept, *more], SIZE) == [HIT] * 40
+        (tiny_disk / "ballast").unlink()
+        assert save(one.store, make_keys(1, "new"), SIZE) == [STORED]
+
+
+def test_a_pool_larger_than_its_disk_lives_on_what_there_is(tiny_disk: Path) -> None:
+    keys = make_keys(600)
+    with FaultyStore(tiny_disk, capacity=256 << 20) as one:
+        for start in range(0, 600, 20):
+            batch = keys[start : start + 20]
+            assert save(one.store, batch, 60_000) == [STORED] * 20
+            assert load(one.store, batch, 60_000) == [HIT] * 20
+        assert shutil.disk_usage(tiny_disk).free >= 0.02 * (16 << 20) - 4096
+        assert one.store.stats().evicted_segments > 0
+
+
+# Defects of our own.
+
+
+def test_a_defect_in_the_loop_gives_everybody_a_verdict(faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, more = make_keys(2, "kept"), make_keys(5, "more")
+    save(faulty.store, kept, SIZE)
+    faulty.writes.next(late(0.05), opcode=WRITE)
+    first = faulty.store.save(more[:1], [payload(more[0], SIZE)])
+    follower = faulty.store.save(more[:1], [payload(more[0], SIZE)])
+
+    def defect(*_: object) -> None:
+        raise MemoryError("a defect")
+
+    monkeypatch.setattr(writing.Group, "prepare", defect)
+    second = faulty.store.save(more[1:], [payload(key, SIZE) for key in more[1:]])
+    for transfer in (first, follower, second):
+        assert not any(transfer.wait(WAIT_S))
+        assert transfer.wait_released(WAIT_S)
+        assert set(transfer.outcomes) == {LOST}
+    assert save(faulty.store, more, SIZE) == [LOST] * 5
+    for command in (faulty.store.flush, faulty.store.erase, lambda: faulty.store.evict(0)):
+        with pytest.raises(StorageError, match="rewarm-write: MemoryError: a defect"):
+            command()
+    assert "rewarm-write: MemoryError: a defect" in faulty.store.stats().notes
+    assert faulty.store.stats().unreleased_bytes == faulty.store.stats().queued_bytes == 0
+    assert load(faulty.store, kept, SIZE) == [HIT] * 2, "loads go on"
+
+
+def test_a_defect_in_a_command_is_for_who_asked(faulty: FaultyStore) -> None:
+    def defect() -> int:
+        raise ZeroDivisionError("a defect")
+
+    for drained in (True, False):
+        command = Command(defect, drained=drained)
+        assert faulty.store._writes.put(command)
+        with pytest.raises(ZeroDivisionError):
+            command.future.result(WAIT_S)
+    assert save(faulty.store, make_keys(1), SIZE) == [STORED]
+
+
+def test_a_device_that_fails_as_a_whole_is_said(faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(faulty.store, make_keys(1), SIZE)
+
+    def refuse(*_: object) -> None:
+        raise StorageError("the ring is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(faulty.writes, "submit", refuse)
+        assert save(faulty.store, make_keys(1, "more"), SIZE) == [LOST]
+    assert "rewarm-write: the ring is gone" in faulty.store.stats().notes
+
+
+# What the caller does meanwhile.
+
+
+def test_lists_may_be_reused_at_once(faulty: FaultyStore) -> None:
+    keys = make_keys(64)
+    names, blocks = list(keys), [payload(key, SIZE) for key in keys]
+    transfer = faulty.store.save(names, blocks)
+    names[:] = [b"another key"] * 64
+    blocks[:] = [bytes(SIZE)] * 64
+    assert all(transfer.wait(WAIT_S))
+    assert load(faulty.store, keys, SIZE) == [HIT] * 64
+
+
+def test_a_refused_batch_breaks_nothing(faulty: FaultyStore) -> None:
+    for bad in (
+        [memoryview(bytearray(8192))[::2]],
+        [object()],
+        np.array([[None]]),
+        np.zeros((1, 64), np.uint8)[:, ::2],
+        [b""],
+    ):
+        with pytest.raises(MisuseError):
+            faulty.store.save(make_keys(1), bad)  # type: ignore[arg-type]
+    assert save(faulty.store, make_keys(1), SIZE) == [STORED]
+
+
+def test_keys_of_several_lengths_in_one_batch(faulty: FaultyStore, tmp_path: Path) -> None:
+    keys = [key[: 8 + i % 25] for i, key in enumerate(make_keys(100))]
+    assert set(save(faulty.store, keys, 100)) == {STORED}
+    with open_store(tmp_path, namespace="faulty") as other:
+        assert load(other, keys, 100) == [HIT] * 100  # type: ignore[arg-type]
+
+
+def test_a_log_that_has_grown_is_left_for_another(faulty: FaultyStore, tmp_path: Path) -> None:
+    keys = make_keys(1500)
+    for start in range(0, 1500, 4):
+        assert set(save(faulty.store, keys[start : start + 4], 30_000)) == {STORED}
+    stats = faulty.store.stats()
+    assert stats.used_bytes <= stats.capacity_bytes
+    assert len(writers(tmp_path)) > 1, "logs end, so that those of evicted segments can go"
+    assert faulty.store._writes.appender.writer is not None
+    logs = sum(path.stat().st_size for path in (tmp_path / "writers").glob("*/*.log"))
+    held = sum(path.stat().st_size for path in (tmp_path / "writers").glob("*/*.seg"))
+    assert logs < held / 4
+    assert load(faulty.store, keys[-100:], 30_000) == [HIT] * 100
+    with open_store(tmp_path, namespace="faulty") as other:
+        assert (other.lookup(keys).mask == faulty.store.lookup(keys).mask).all()
+    assert appending.FULL[0] == errno.ENOSPC
