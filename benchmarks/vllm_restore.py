@@ -137,13 +137,16 @@ def first_token(llm: Any, tokens: list[int]) -> tuple[float, int]:
 
 def fill(model: Path, tier: dict[str, Any]) -> None:
     """Compute every context once and have it stored."""
+    from vllm.v1.kv_offload.base import ScheduleEndContext
+
     llm = start(model, tier)
     for length in LENGTHS:
         first_token(llm, prompt(length))
         first_token(llm, prompt(100, seed=length))  # a step more: stores of a request start with the next one
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    while scheduler.connector.scheduler.manager.has_pending_work():
-        first_token(llm, prompt(100, seed=time.monotonic_ns()))
+    manager = llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler.manager
+    while manager.has_pending_work():
+        manager.on_schedule_end(ScheduleEndContext(new_req_ids=(), preempted_req_ids=()))
+        time.sleep(0.01)
     llm.llm_engine.engine_core.engine_core.shutdown()
 
 

@@ -66,6 +66,7 @@ def vllm_config(model: Path, **changes: Any) -> Any:
             max_model_len=4096,
         ),
         cache_config=SimpleNamespace(cache_dtype="auto", prefix_caching_hash_algo="sha256_cbor"),
+        attention_config=SimpleNamespace(backend=None),
         load_config=SimpleNamespace(load_format="auto"),
         lora_config=None,
         speculative_config=None,

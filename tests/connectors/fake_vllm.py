@@ -174,6 +174,7 @@ def modules(version: str = "0.32.0", random_seed: bool = False) -> dict[str, typ
         "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector": {
             "OffloadingConnector": OffloadingConnector
         },
+        "vllm.platforms": {"current_platform": types.SimpleNamespace(device_type="cuda")},
         "vllm.utils.hashing": {"get_hash_fn_by_name": lambda name: name},
     }
     made: dict[str, types.ModuleType] = {}
@@ -186,5 +187,7 @@ def modules(version: str = "0.32.0", random_seed: bool = False) -> dict[str, typ
 
 def forget_connector() -> None:
     """Make the next import of the connector find the vLLM that is there then."""
-    for name in [name for name in sys.modules if name.startswith("rewarm.connectors.vllm")]:
+    # The verb goes too: it would keep the old modules, and with them the interface of an earlier engine.
+    ours = ("rewarm.connectors.vllm", "rewarm.cli.connect_command")
+    for name in [name for name in sys.modules if name.startswith(ours)]:
         del sys.modules[name]

@@ -15,10 +15,15 @@ from rewarm.errors import ConfigError
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def digest(model: Path, offloading: Any = None, row_bytes: int = 8192, **changes: Any) -> bytes:
+def digest(model: Path, offloading: Any = None, engine: str = "vllm 0.32 cuda", **changes: Any) -> bytes:
     """The namespace of an engine."""
     identity = identify(vllm_config(model, **changes), 1)
-    return engine_namespace(identity, offloading or offloading_config(), row_bytes).digest
+    return engine_namespace(identity, offloading or offloading_config(), 8192, engine).digest
+
+
+def named(name: str, offloading: Any) -> bytes:
+    """The namespace that a user named."""
+    return named_namespace(name, offloading, 8192, "vllm 0.32 cuda").digest
 
 
 def test_the_same_engine_has_the_same_namespace(tmp_path: Path) -> None:
@@ -41,6 +46,8 @@ def test_other_weights_under_the_same_path_have_another(tmp_path: Path) -> None:
         {"model_config__hf_config": HfConfig(rope_parameters={"rope_theta": 10000.0, "factor": 2.0})},
         {"model_config__hf_config": HfConfig(hidden_size=16)},
         {"model_config__quantization": "fp8"},
+        {"attention_config__backend": "FLASHINFER"},
+        {"engine": "vllm 0.33 cuda"},
         {"model_config__dtype": "torch.float16"},
         {"model_config__disable_sliding_window": True},
         {"cache_config__cache_dtype": "fp8"},
@@ -77,7 +84,7 @@ def test_every_part_of_the_blocks_counts(tmp_path: Path, changes: dict[str, Any]
     model = write_weights(tmp_path / "a")
     changed = offloading_config(**changes)
     assert digest(model, changed) != digest(model)
-    assert named_namespace("n", changed, 8192).digest != named_namespace("n", offloading_config(), 8192).digest
+    assert named("n", changed) != named("n", offloading_config())
 
 
 def test_the_longest_context_counts_only_where_it_changes_rope(tmp_path: Path) -> None:
@@ -119,9 +126,9 @@ def test_what_is_not_known_is_refused_and_says_what_to_do(tmp_path: Path, change
 
 
 def test_a_name_keeps_apart_from_other_names_and_from_engines(tmp_path: Path) -> None:
-    name = named_namespace("n", offloading_config(), 8192)
-    assert name.digest != named_namespace("m", offloading_config(), 8192).digest
+    name = named_namespace("n", offloading_config(), 8192, "vllm 0.32 cuda")
+    assert name.digest != named("m", offloading_config())
     assert name.digest != digest(write_weights(tmp_path / "a"))
     assert '"name": "n"' in name.describe()
     with pytest.raises(ConfigError, match="empty"):
-        named_namespace(" ", offloading_config(), 8192)
+        named(" ", offloading_config())

@@ -53,6 +53,7 @@ def identify(vllm_config: Any, copies: int) -> Identity:
     config = plain_config(model.hf_config)
     overrides = {
         "quantization": _text(model.quantization),
+        "attention_backend": _text(vllm_config.attention_config.backend),
         "model_dtype": _text(model.dtype),
         "cache_dtype": _text(cache.cache_dtype),
         "cache_dtype_skip_layers": [str(layer) for layer in getattr(cache, "kv_cache_dtype_skip_layers", ())],
@@ -71,9 +72,9 @@ def identify(vllm_config: Any, copies: int) -> Identity:
     )
 
 
-def engine_namespace(identity: Identity, offloading: Any, row_bytes: int) -> Namespace:
+def engine_namespace(identity: Identity, offloading: Any, row_bytes: int, layout_name: str) -> Namespace:
     """The namespace of an identified engine; `offloading` is vLLM's `OffloadingConfig`. Raises `ConfigError`."""
-    shape = block_shape(offloading, row_bytes)
+    shape = block_shape(offloading, row_bytes, layout_name)
     return model_namespace(
         config=identity.config,
         commit=identity.commit,
@@ -88,20 +89,20 @@ def engine_namespace(identity: Identity, offloading: Any, row_bytes: int) -> Nam
     )
 
 
-def named_namespace(name: str, offloading: Any, row_bytes: int) -> Namespace:
+def named_namespace(name: str, offloading: Any, row_bytes: int, layout_name: str) -> Namespace:
     """The namespace that a user named; blocks of another shape stay apart from it all the same."""
     if not name.strip():
         raise ConfigError("the tier's namespace is empty; leave it out, or give a name")
-    shape = block_shape(offloading, row_bytes)
+    shape = block_shape(offloading, row_bytes, layout_name)
     parts = {"schema": NAMED_SCHEMA, "name": name, "layout": offloading.kv_cache_layout, "shape": shape}
     return Namespace(json.dumps(parts, sort_keys=True, separators=(",", ":")))
 
 
-def block_shape(offloading: Any, row_bytes: int) -> dict[str, Any]:
-    """Everything about the bytes of one block that vLLM's `OffloadingConfig` tells."""
+def block_shape(offloading: Any, row_bytes: int, layout_name: str) -> dict[str, Any]:
+    """Everything about the bytes of one block that vLLM's `OffloadingConfig` tells, and who lays them out."""
     parallel = offloading.parallel
     return {
-        "engine": "vllm",
+        "engine": layout_name,
         "dtype": str(offloading.model.dtype),
         "row_bytes": row_bytes,
         "rank_bytes": offloading.worker_kv_bytes_per_block,

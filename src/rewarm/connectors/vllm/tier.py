@@ -217,9 +217,9 @@ def _rows(view: memoryview, spec: Any, identity: Identity | None) -> Rows:
 
 def _namespace(name: Any, identity: Identity | None, config: Any, row_bytes: int) -> Namespace:
     if name is not None:
-        return named_namespace(str(name), config, row_bytes)
+        return named_namespace(str(name), config, row_bytes, _engine.layout_name())
     if identity is not None:
-        return engine_namespace(identity, config, row_bytes)
+        return engine_namespace(identity, config, row_bytes, _engine.layout_name())
     raise ConfigError(
         "the tier RewarmTier does not know which model it serves: use the connector RewarmConnector "
         '("kv_connector_module_path": "rewarm.connectors.vllm"), or give the tier a "namespace"'

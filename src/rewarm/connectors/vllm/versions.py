@@ -59,6 +59,19 @@ class Interface(msgspec.Struct, frozen=True):
         """How many consecutive ranks hold identical KV; 1 where vLLM does not say (before 0.31)."""
         return int(getattr(kv_cache_config, "kv_tp_replicas", 1))
 
+    def layout_name(self) -> str:
+        """Who lays the bytes of a block out: vLLM does not promise them between releases, nor between platforms.
+
+        On CPUs the order of keys inside a block follows the instructions of the processor.
+        """
+        platform = importlib.import_module("vllm.platforms").current_platform
+        name = f"vllm 0.{self.minor} {platform.device_type}"
+        if platform.device_type != "cpu":
+            return name
+        torch = importlib.import_module("torch")
+        tiles = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+        return f"{name} {torch.backends.cpu.get_cpu_capability()}{' amx' if tiles else ''}"
+
     def seed_changes_with_process(self, algorithm: str) -> bool:
         """Whether block hashes of this algorithm differ between processes started alike.
 
