@@ -22,7 +22,7 @@ from rewarm.errors import (
 
 if TYPE_CHECKING:
     from rewarm.store.contract import Outcome, Presence, Stats, Store, Transfer
-    from rewarm.store.opening import open_store as open
+    from rewarm.tiers.opening import open_tier as open
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,7 @@ _HOMES = {
     "Stats": "rewarm.store.contract:Stats",
     "Store": "rewarm.store.contract:Store",
     "Transfer": "rewarm.store.contract:Transfer",
-    "open": "rewarm.store.opening:open_store",
+    "open": "rewarm.tiers.opening:open_tier",
 }
 """Where the names that need numpy live: the command line's help must not wait for it."""
 
