@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -68,7 +68,7 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         namespace = _namespace(options.get("namespace"), identity, config, self._rows.row_bytes)
         limits = _limits(options, self._rows)
         self._store: Store = rewarm.store.opening.open_store(options["url"], namespace=namespace)
-        self._holds = self._store.__contains__
+        self._holds: Callable[[bytes], bool] = self._store.__contains__
         self._store.register(self._rows.region)
         self._traffic = Traffic(self._store, self._rows, limits)
         self._serving = True
@@ -82,7 +82,7 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
     def lookup(self, key: bytes, req_context: Any) -> Any:
         """HIT or MISS from memory; RETRY only while loads under way use up the budget of the primary region."""
         traffic = self._traffic  # this runs for every block of every waiting request: no call that is not needed
-        if not self._holds(key) or key in traffic.failed or not self._serving:
+        if not self._holds(key) or key in traffic.failed:
             return _MISS
         if traffic.offers <= 0:
             return _RETRY
@@ -91,12 +91,12 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     def submit_load(self, job_metadata: Any) -> None:
         """Start to restore the blocks of one request."""
-        self._traffic.load(job_metadata.job_id, job_metadata.keys, job_metadata.chunk_ids.tolist())
+        self._traffic.load(job_metadata.job_id, job_metadata.keys, job_metadata.chunk_ids)
 
     def submit_store(self, job_metadata: Any) -> None:
         """Start to store blocks."""
-        keys = job_metadata.keys if self._serving else ()
-        self._traffic.save(job_metadata.job_id, list(keys), job_metadata.chunk_ids.tolist())
+        keys = list(job_metadata.keys) if self._serving else []
+        self._traffic.save(job_metadata.job_id, keys, job_metadata.chunk_ids)
 
     def get_finished_jobs(self) -> Iterable[Any]:
         """Jobs whose verdicts are in and whose rows the store has released."""
@@ -124,6 +124,7 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         self._traffic.drain()
         if self._serving:
             self._serving = False
+            self._holds = _never
             log.warning("rewarm: the engine's cache was reset; nothing is restored or stored until it is started anew")
 
     def shutdown(self) -> None:
@@ -155,6 +156,11 @@ _MISS, _HIT, _RETRY = (
     _engine.base.LookupResult.HIT,
     _engine.base.LookupResult.RETRY,
 )
+
+
+def _never(key: bytes) -> bool:
+    """What a tier holds that no longer serves."""
+    return False
 
 
 def check_options(options: Mapping[str, Any]) -> None:

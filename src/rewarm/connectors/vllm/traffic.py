@@ -19,8 +19,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from queue import SimpleQueue
+from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from rewarm.connectors.vllm.rows import Rows
 from rewarm.store.contract import Outcome, Store, Transfer
@@ -34,6 +37,10 @@ LOG_INTERVAL_S = 5.0
 """Failures are counted always and logged at most this often: a lost medium fails thousands of blocks a second."""
 SAVE_DEADLINE_S = 60.0
 """Saves wait behind a full queue; a deadline below this would drop what a slow drive still writes."""
+
+
+RowNumbers = Sequence[int] | npt.NDArray[np.integer[Any]]
+"""Numbers of rows, one for each key."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +78,7 @@ class _Job:
         "transfer",
     )
 
-    def __init__(self, number: int, keys: list[bytes], rows: list[int], loading: bool, limit_s: float) -> None:
+    def __init__(self, number: int, keys: Sequence[bytes], rows: RowNumbers, loading: bool, limit_s: float) -> None:
         self.number = number
         self.keys = keys
         self.rows = rows
@@ -127,22 +134,24 @@ class Traffic:
             self._work.put(self._waiting)
             self._waiting = []
 
-    def load(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
-        """Restore blocks into rows; the result comes from `finished`."""
+    def load(self, number: int, keys: Sequence[bytes], rows: RowNumbers) -> None:
+        """Restore blocks into rows; the result comes from `finished`. Keeps both until then."""
         self._loading_rows += len(keys)
-        self._start(_Job(number, list(keys), list(rows), True, self._limits.deadline_s))
+        self._start(_Job(number, keys, rows, True, self._limits.deadline_s))
 
-    def save(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
-        """Store rows; what does not fit the byte budget is refused now, the last blocks first."""
+    def save(self, number: int, keys: Sequence[bytes], rows: RowNumbers) -> None:
+        """Store rows; what does not fit the budget is refused now, the last blocks first. Keeps both until the end."""
         fits = max(0, self._limits.save_rows - self._saving_rows)
-        taken, refused = list(keys)[:fits], len(keys) - fits
+        refused = len(keys) - fits
+        taken = keys
         if refused > 0:
             self._note({("save", str(Outcome.REFUSED_BUDGET)): refused})
+            taken, rows = keys[:fits], rows[:fits]
         if not taken:
             self._over.append(Finished(number, [], 0.0, 0))
             return
         self._saving_rows += len(taken)
-        job = _Job(number, taken, list(rows)[:fits], False, max(SAVE_DEADLINE_S, self._limits.deadline_s))
+        job = _Job(number, taken, rows, False, max(SAVE_DEADLINE_S, self._limits.deadline_s))
         job.cut = refused > 0
         self._start(job)
 
@@ -203,12 +212,13 @@ class Traffic:
                 self._submit(job)
 
     def _submit(self, job: _Job) -> None:
+        rows = np.asarray(job.rows).tolist()
         if job.replicating:
-            self._rows.replicate(job.rows)
+            self._rows.replicate(rows)
             job.replicating = 2
             return
         move = self._store.load if job.loading else self._store.save
-        job.transfer = move(job.keys, self._rows.blocks(job.rows))
+        job.transfer = move(job.keys, self._rows.blocks(rows))
 
     def _start(self, job: _Job) -> None:
         self._active.append(job)
