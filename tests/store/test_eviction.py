@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -176,6 +177,23 @@ def test_a_log_that_names_damage_stays(tmp_path: Path) -> None:
             assert store.evict(0) > 0
         assert dropper in os.listdir(tmp_path / "writers")
         assert store.check().clean
+
+
+def test_writers_at_once_do_not_take_the_same_room(tmp_path: Path) -> None:
+    peak = 0
+    with contextlib.ExitStack() as closing:
+        stores = [closing.enter_context(open_pool(tmp_path)) for _ in range(6)]
+        workers = [
+            threading.Thread(target=save, args=(store, make_keys(240, str(i))), kwargs={"batch": 8})
+            for i, store in enumerate(stores)
+        ]
+        for worker in workers:
+            worker.start()
+        while any(worker.is_alive() for worker in workers):
+            with contextlib.suppress(FileNotFoundError):
+                peak = max(peak, used(tmp_path))
+        assert sum(store.stats().stored for store in stores) > 6 * 200
+    assert 0.8 * CAPACITY < peak <= CAPACITY + 2 * SEGMENT, "but for two who look at the same moment"
 
 
 def test_pinned_segments_stay_and_a_pool_full_of_them_refuses(tmp_path: Path) -> None:

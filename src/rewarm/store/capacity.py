@@ -22,6 +22,9 @@ SPENT_LOG_S = 600.0
 """A log keeps for so long after its last frame: others that have not polled since must learn what it says is evicted,
 or they offer what is gone, and take a save of it for done."""
 
+PRESSED_LOG_S = 30.0
+"""The same where a save would be refused for want of room: many polls all the same."""
+
 FREE_FLOOR = 0.02
 """Share of the file system that stays free: nearly full ones get slow, and others live there too."""
 
@@ -89,10 +92,25 @@ class Victims:
         wanted = set(writers)
         return self._named(file for file in usage.files if file.is_segment and file.writer in wanted)
 
-    def spent_logs(self, usage: Usage, kept: Set[str]) -> list[FileFacts]:
+    def growth_of_others(self, usage: Usage) -> int:
+        """Bytes by which the open segments of other living writers may still grow: room that is not to be had twice.
+
+        Known on a local file system only, where it can be told who lives.
+        """
+        logs = {file.writer: file.name for file in usage.files if not file.is_segment}
+        newest = {file.writer: file for file in usage.files if file.is_segment and file.writer not in self._own}
+        growth = 0
+        for file in newest.values() if self._local else ():
+            left = self._pool.facts.segment_bytes - file.bytes_on_disk
+            is_open = self._table.get(file.writer, file.number).sealed_bytes is None
+            if left > 0 and is_open and not self._is_dead(file.writer, logs.get(file.writer)):
+                growth += left
+        return growth
+
+    def spent_logs(self, usage: Usage, kept: Set[str], age_s: float) -> list[FileFacts]:
         """Logs of dead writers that have no segment left and nothing new to say, but for those to be kept."""
         filled = {file.writer for file in usage.files if file.is_segment} | kept
-        read_s = time.time() - SPENT_LOG_S
+        read_s = time.time() - age_s
         logs = [file for file in usage.files if file.writer not in filled and file.modified_s < read_s]
         return [file for file in logs if self._is_dead(file.writer, file.name)]
 

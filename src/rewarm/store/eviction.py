@@ -48,13 +48,18 @@ class Evictor:
     def make_room(self, need: int, *, full: bool) -> bool:
         """Evict own and abandoned segments until `need` bytes fit. Raises `OSError`."""
         usage = self.measure()
+        if not full:
+            need += self._victims.growth_of_others(usage)
         excess = capacity.excess_bytes(self._shared.pool, usage, need)
         if full:
             excess = max(excess, need)
         if excess:
             victims = self._victims.own_or_abandoned(usage)
-            if not full and not capacity.could_fit(self._shared.pool, usage, need, [file for file, _ in victims]):
-                return False
+            files = [file for file, _ in victims]
+            if not full and not capacity.could_fit(self._shared.pool, usage, need, files):
+                usage = self._measure_without_spent_logs(capacity.PRESSED_LOG_S)
+                if not capacity.could_fit(self._shared.pool, usage, need, files):
+                    return False
             freed = self._drop(victims, excess)
             usage = self._measure_without_spent_logs()
             if full:
@@ -96,13 +101,13 @@ class Evictor:
             self._shared.counters.add(bytes_log=written)
         return len(drops)
 
-    def _measure_without_spent_logs(self) -> capacity.Usage:
+    def _measure_without_spent_logs(self, age_s: float = capacity.SPENT_LOG_S) -> capacity.Usage:
         """Measure again, after removing the logs of dead writers whose segments are all gone: they name nothing.
 
         A log that says what is damaged is kept, so that nobody has to find out again.
         """
         usage = self.measure()
-        logs = self._victims.spent_logs(usage, self._tailer.droppers)
+        logs = self._victims.spent_logs(usage, self._tailer.droppers, age_s)
         for file in logs:
             remove_if_dead(self._shared.pool, file.writer, file.name)
         return self.measure() if logs else usage
