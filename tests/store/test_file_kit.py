@@ -29,8 +29,18 @@ class TestFileStoreOnThreads(StoreTests):
 
 
 class FileMachine(StoreMachine):
+    """Only `refresh` reads what others wrote, so that a failure can be repeated and shrunk."""
+
+    poll = "1h"
+
     def open_store(self, pool: Path, namespace: str, capacity_bytes: int) -> Store:
-        return open_store(f"file://{pool}?capacity={capacity_bytes}", namespace=namespace)
+        return open_store(f"file://{pool}?capacity={capacity_bytes}&poll={self.poll}", namespace=namespace)
+
+
+class PollingFileMachine(FileMachine):
+    """The poller gets in between whenever it can."""
+
+    poll = "5ms"
 
 
 class TestFileMachine(FileMachine.TestCase):
@@ -39,4 +49,9 @@ class TestFileMachine(FileMachine.TestCase):
 
 @pytest.mark.crash
 class TestFileMachineAtLength(FileMachine.TestCase):
-    settings = settings(max_examples=100, stateful_step_count=40)
+    settings = settings(max_examples=60, stateful_step_count=40)
+
+
+@pytest.mark.crash
+class TestPollingFileMachineAtLength(PollingFileMachine.TestCase):
+    settings = settings(max_examples=60, stateful_step_count=40)
