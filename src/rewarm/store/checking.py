@@ -80,7 +80,7 @@ class PoolView(msgspec.Struct):
     unreadable: list[Finding]
 
 
-FIXABLE = ("damaged_block", "damaged_log")
+FIXABLE = ("damaged_block", "damaged_log", "impossible_entry")
 """What a drop takes care of: the damage is known from then on, and the next save of a lost block writes it anew."""
 
 
@@ -92,7 +92,7 @@ def read_pool(pool: Pool, *, direct: bool, local: bool) -> PoolView:
         files = pool.files(writer)
         logs = [file for file in files if not file.is_segment]
         one = WriterView(writer, entries={})
-        one.alive = bool(logs) and not (local and writer_is_dead(pool, writer, logs[0].name))
+        one.alive = not local or (bool(logs) and not writer_is_dead(pool, writer, logs[0].name))
         for file in logs:
             _read_log(pool, file, reader, one, view, direct)
         view.writers.append(one)
@@ -236,6 +236,7 @@ class _Check:
                 continue
             if not allowed:
                 self.findings.append(Finding("impossible_entry", where, f"offset {offset}, length {length}"))
+                self.damage.append((*place, offset))
                 continue
             try:
                 content = self._read(descriptor, offset, length)
@@ -270,14 +271,14 @@ class _Check:
     def strangers(self, *, fix: bool) -> None:
         """Names that are not of this format are left alone, always."""
         known = {"pool.json", "namespaces", "writers"}
-        for entry in os.scandir(self._pool.root):
-            if entry.name not in known and not entry.name.startswith(".tmp-"):
-                self.notes.append(Finding("unknown_name", entry.name, "not of this format; left alone"))
+        for name in sorted(os.listdir(self._pool.root)):
+            if name not in known and not name.startswith(".tmp-"):
+                self.notes.append(Finding("unknown_name", name, "not of this format; left alone"))
 
     def remove_orphans(self) -> None:
         """Give back the space of segments that no entry names and no process fills."""
         for path in self.orphans:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 os.unlink(path)
 
 
