@@ -38,6 +38,11 @@ class Request:
     def __post_init__(self) -> None:
         self.remaining_bytes = self.size_bytes
 
+    @property
+    def unsent_bytes(self) -> int:
+        """On the only medium."""
+        return self.remaining_bytes
+
 
 def serve(sizes: list[int], arrivals: list[int], ageing: float, slice_bytes: int = SLICE) -> list[Request]:
     """Serve requests that arrive when so many bytes were served (or the medium is idle); one byte per unit of time."""

@@ -6,6 +6,7 @@ that the drive never runs dry. Only the pool's thread uses it, but for `held`, `
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from rewarm.errors import MisuseError
 from rewarm.store.contract import Outcome, Store, Transfer
 from rewarm.store.transfer import Counters, settled_transfer
 from rewarm.tiers.circuit import Circuit, Meter
+from rewarm.tiers.decide import MediumState, Queue
 from rewarm.tiers.order import RestoreOrder
 from rewarm.tiers.requests import Buffers, Part, Slice, private_buffer
 
@@ -133,6 +135,12 @@ class Lane:
     def stalled(self, now_s: float) -> bool:
         """True when the store holds requests and has ended none for long."""
         return bool(self.slices) and now_s - self.progress_s > STALL_S
+
+    def state(self) -> MediumState:
+        """Bandwidth and queue at this moment. From any thread."""
+        speed = self.meter.bytes_per_s
+        queue = Queue.of(self.load_bytes, self.loads.queue())
+        return MediumState(bytes_per_s=math.inf if speed is None else speed, queue=queue)
 
     def drive_stats(self, share: float) -> DriveStats:
         """Figures of this drive."""

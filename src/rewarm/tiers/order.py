@@ -26,6 +26,10 @@ class Sized(Protocol):
         """Bytes of the whole request that nobody has begun to serve."""
 
     @property
+    def unsent_bytes(self) -> int:
+        """Bytes of it on this medium that nobody has begun to serve."""
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of it on this medium when it came."""
 
@@ -75,3 +79,13 @@ class RestoreOrder(Generic[Waiting]):
             if earlier is request:
                 return
             self._overtaken[earlier] += count
+
+    def queue(self) -> list[tuple[float, int]]:
+        """Per waiting request: from how many bytes on a new request would be served after it, and its unsent bytes.
+
+        A new request of as many bytes as it has left, or of more than it may still be overtaken by. From any thread.
+        """
+        return [
+            (min(request.remaining_bytes, self._ageing * request.size_bytes - overtaken_bytes), request.unsent_bytes)
+            for request, overtaken_bytes in list(self._overtaken.items())
+        ]

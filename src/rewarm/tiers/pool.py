@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from rewarm.errors import ConfigError, MisuseError
 from rewarm.store.buffers import borrow, hold
@@ -33,6 +34,7 @@ from rewarm.store.contract import (
     check_keys,
 )
 from rewarm.store.transfer import BatchTransfer, Counters
+from rewarm.tiers.decide import MediumState
 from rewarm.tiers.dispatcher import Dispatcher
 from rewarm.tiers.lane import DriveStats, Lane
 from rewarm.tiers.order import AGEING
@@ -87,6 +89,16 @@ class PoolStore:
         """State, speed and share of every drive."""
         lanes = self._lanes
         return [lane.drive_stats(share) for lane, share in zip(lanes, self._shares(lanes), strict=True)]
+
+    def places(self, keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
+        """Number (in `drives()`) of the drive that holds each key, shape (keys,); -1 for none. Reads memory only."""
+        self._usable()
+        check_keys(keys)
+        return self._places(keys)
+
+    def media(self) -> list[MediumState]:
+        """Measured bandwidth and queue of every drive at this moment, for `decide`."""
+        return [lane.state() for lane in self._lanes]
 
     # The data path.
 
@@ -160,7 +172,7 @@ class PoolStore:
     def _shares(self, lanes: Sequence[Lane]) -> list[float]:
         return shares([lane.meter.bytes_per_s for lane in lanes])
 
-    def _places(self, keys: Sequence[bytes], lanes: Sequence[Lane] | None = None) -> np.ndarray[Any, Any]:
+    def _places(self, keys: Sequence[bytes], lanes: Sequence[Lane] | None = None) -> npt.NDArray[np.int64]:
         """Number of the first drive that holds each key, shape (keys,); -1 for none."""
         places = np.full(len(keys), -1, np.int64)
         for number, lane in enumerate(self._lanes if lanes is None else lanes):
