@@ -88,10 +88,10 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.remove_copy(key, *place) == there
         self.model.drop({(key, place)})
 
-    @rule(place=places)
-    def remove_place(self, place: Place) -> None:
-        goes = {(key, at) for key, at in self.model.everything() if at == place}
-        assert self.index.remove_place(*place) == bool(goes)
+    @rule(slot=st.integers(0, 3), offsets=st.lists(st.integers(0, 6).map(lambda page: page * PAGE), max_size=4))
+    def remove_places(self, slot: int, offsets: list[int]) -> None:
+        goes = {(key, at) for key, at in self.model.everything() if at[0] == slot and at[1] in offsets}
+        assert self.index.remove_places(slot, offsets) == len(goes)
         self.model.drop(goes)
 
     @rule(slots=st.lists(st.integers(0, 4), max_size=3))
@@ -169,7 +169,7 @@ def test_an_empty_index_answers() -> None:
     assert index.contains([]).tolist() == []
     assert index.second(KEYS[0], 0) == NO_ROW
     assert index.remove_segments([0]) == 0
-    assert not index.remove_place(0, PAGE)
+    assert index.remove_places(0, [PAGE, (1 << 64) - 1]) == 0
     assert not index.remove_copy(KEYS[0], 0, PAGE)
     add(index, [])
     assert len(index) == 0

@@ -94,11 +94,11 @@ class Evictor:
 
     def announce_drops(self, drops: Sequence[tuple[Segment, int]]) -> int:
         """Name damaged copies in the log; returns how many. Raises `OSError`."""
+        if not drops:
+            return 0
         writer = self._writes.appender.ensure_writer()
         self._tailer.droppers.add(writer.id)
-        for segment, offset in drops:
-            written = writer.announce(Kind.DROPPED, segment.writer, segment.number, offset)
-            self._shared.counters.add(bytes_log=written)
+        self._shared.counters.add(bytes_log=writer.announce_damage(drops))
         return len(drops)
 
     def _measure_without_spent_logs(self, age_s: float = capacity.SPENT_LOG_S) -> capacity.Usage:

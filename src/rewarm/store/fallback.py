@@ -15,7 +15,7 @@ import numpy as np
 from rewarm.store.index import NO_ROW, Places
 from rewarm.store.requests import Failure
 from rewarm.store.segments import Segment
-from rewarm.store.tailing import Shared, Tailer, forget_segments
+from rewarm.store.tailing import Shared, Tailer, drop_places, forget_segments
 
 
 class Fallback:
@@ -61,9 +61,7 @@ class Fallback:
     def note(self, damage: Sequence[tuple[Segment, int]]) -> None:
         """Forget what lies at these places, and have it named in the log."""
         with self._shared.lock:
-            for segment, offset in damage:
-                segment.dropped.add(offset)
-                self._shared.index.remove_place(segment.slot, offset)
+            drop_places(self._shared, damage)
             self._damage += damage
 
     def pending(self) -> bool:

@@ -18,6 +18,7 @@ from rewarm.store.layout import PAGE
 NO_ROW = -1
 GROWTH = 1.2
 ROWS_MIN = 1024
+PAGE_MAX = 0xFFFFFFFF
 
 
 class Places(msgspec.Struct, frozen=True, eq=False):
@@ -125,14 +126,15 @@ class Index:
             row = int(self._other[row])
         return False
 
-    def remove_place(self, segment: int, offset: int) -> bool:
-        """Forget whatever lies at one place; returns whether something did."""
+    def remove_places(self, segment: int, offsets: Sequence[int]) -> int:
+        """Forget whatever lies at these places of a segment; returns how many copies that were."""
         used = len(self._keys)
-        match = (self._segment[:used] == segment) & (self._page[:used] == offset // PAGE)
-        rows = [row for row in np.flatnonzero(match).tolist() if self._keys[row] is not None]
+        pages = np.array([offset // PAGE for offset in offsets if offset // PAGE <= PAGE_MAX], np.uint32)
+        match = np.flatnonzero(self._segment[:used] == segment)
+        rows = match[np.isin(self._page[match], pages)].tolist()
         for row in rows:
             self._remove(row)
-        return bool(rows)
+        return len(rows)
 
     def in_segment(self, slot: int) -> int:
         """Copies that lie in one segment."""

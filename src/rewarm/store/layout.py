@@ -126,6 +126,10 @@ def entries_per_frame(key_bytes: int) -> int:
     return (FRAME_BYTES_MAX - HEADER_BYTES - TRAILER_BYTES) // (key_bytes + 40)
 
 
+REFERENCES_PER_FRAME = (FRAME_BYTES_MAX - HEADER_BYTES - TRAILER_BYTES) // _REFERENCE.size
+"""How many references one frame holds."""
+
+
 def encode_open(pool_id: bytes, capacity: int, segment: int) -> bytes:
     """Record of an OPEN frame."""
     return _OPEN.pack(pool_id, capacity, segment)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -109,20 +109,21 @@ class Tailer:
             return
         if frame.kind not in (Kind.SEALED, Kind.EVICTED, Kind.DROPPED):
             return
-        for owner, number, offset in frame.references():
-            with self._shared.lock:
-                segment = self._shared.segments.get(owner.hex(), number)
+        with self._shared.lock:
+            named = [
+                (self._shared.segments.get(owner.hex(), number), offset) for owner, number, offset in frame.references()
+            ]
+            if frame.kind == Kind.DROPPED:
+                self.droppers.add(tail.writer)
+                drop_places(self._shared, named)
+                return
+            for segment, offset in named:
                 self._apply_reference(Kind(frame.kind), tail.writer, segment, offset)
 
     def _apply_reference(self, kind: Kind, writer: str, segment: Segment, offset: int) -> None:
         if kind == Kind.SEALED:
             if segment.writer == writer:
                 segment.sealed_bytes = offset
-        elif kind == Kind.DROPPED:
-            segment.dropped.add(offset)
-            self.droppers.add(writer)
-            if segment.indexed:
-                self._shared.index.remove_place(segment.slot, offset)
         elif offset == SEGMENT_GONE and not segment.gone:
             own = segment.writer in self.own_writers
             remove_segments(self._shared, [segment])
@@ -180,6 +181,17 @@ class Tailer:
         forget_segments(self._shared, self._shared.segments.of_writer(writer))
         self._shared.files.forget(self._shared.pool.writers / writer / f"{self._tails[writer].epoch:08d}.log")
         del self._tails[writer]
+
+
+def drop_places(shared: Shared, damage: Iterable[tuple[Segment, int]]) -> None:
+    """Forget what lies at these places, now and in what is read later. Called with the store's lock held."""
+    by_segment: dict[Segment, list[int]] = {}
+    for segment, offset in damage:
+        by_segment.setdefault(segment, []).append(offset)
+    for segment, offsets in by_segment.items():
+        segment.dropped.update(offsets)
+        if segment.indexed:
+            shared.index.remove_places(segment.slot, offsets)
 
 
 def forget_segments(shared: Shared, segments: list[Segment]) -> None:

@@ -12,7 +12,7 @@ import fcntl
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +128,15 @@ class Writer:
     def announce(self, kind: Kind, writer: str, number: int, offset: int) -> int:
         """Write one reference frame; returns log bytes."""
         return self.log.append(kind, layout.encode_reference(bytes.fromhex(writer), number, offset), 1)
+
+    def announce_damage(self, damage: Sequence[tuple[Segment, int]]) -> int:
+        """Name damaged places, as many in a frame as it holds; returns log bytes."""
+        written = 0
+        for start in range(0, len(damage), layout.REFERENCES_PER_FRAME):
+            part = damage[start : start + layout.REFERENCES_PER_FRAME]
+            records = [layout.encode_reference(bytes.fromhex(one.writer), one.number, at) for one, at in part]
+            written += self.log.append(Kind.DROPPED, b"".join(records), len(part))
+        return written
 
     def sync_names(self) -> None:
         """Make the names of the segments survive a power loss."""
