@@ -63,6 +63,7 @@ class Bed:
         arena = np.frombuffer(mmap.mmap(-1, self.count * block), np.uint8)
         arena[:] = 1
         self.arena = arena.reshape(self.count, block)
+        self.registered = self.store.register(arena)
         self.extents = self._extents()
 
     def _extents(self) -> list[tuple[Path, int]]:

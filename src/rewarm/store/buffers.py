@@ -82,6 +82,17 @@ def borrow(buffers: Sequence[Any] | npt.NDArray[Any], count: int, *, writable: b
     return Borrowed(views, np.array([address_of(view) for view in views], np.int64), lengths)
 
 
+def export(arena: Any) -> npt.NDArray[np.uint8]:
+    """A writable arena's bytes, shape (bytes,), exported as long as the array lives. Raises `MisuseError`."""
+    try:
+        view = memoryview(arena)
+    except TypeError as error:
+        raise MisuseError(f"an arena must have the buffer protocol: {error}") from None
+    if view.readonly or not view.c_contiguous or not view.nbytes:
+        raise MisuseError("an arena is writable contiguous memory of at least one byte")
+    return np.frombuffer(view, np.uint8)
+
+
 def aligned_region(count: int) -> npt.NDArray[np.uint8]:
     """Zeroed private memory that starts on a page, shape (count,); freed with its last reference."""
     region = mmap.mmap(-1, max(pages(count), 1))

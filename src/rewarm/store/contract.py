@@ -247,7 +247,10 @@ class Store(Protocol):
         """Read what other writers have published since the last poll; returns when it is visible to `lookup`."""
 
     def register(self, arena: Any) -> int:
-        """Announce memory that many buffers will come from; returns the bytes registered (0: no effect yet)."""
+        """Announce memory that many buffers will come from; returns the bytes pinned (0: nothing to gain from it).
+
+        The memory stays exported until `close`.
+        """
 
     def stats(self) -> Stats:
         """Counters since open."""

@@ -15,9 +15,10 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rewarm.errors import MisuseError, StorageError
-from rewarm.store.buffers import borrow, hold
+from rewarm.store.buffers import address_of, borrow, export, hold
 from rewarm.store.checking import Damage, check_pool
 from rewarm.store.contract import (
     Buffers,
@@ -78,6 +79,8 @@ class FileStore:
         self.io_deadline_s = settings.io_deadline_s
         self._pid = os.getpid()
         self._closed = False
+        self._arenas: list[npt.NDArray[np.uint8]] = []
+        self._registered_bytes = 0
         self._reads = ReadLoop(self, wrap_reads(choice.open()))
         try:
             self._writes = WriteLoop(self, wrap_writes(choice.open()))
@@ -224,17 +227,29 @@ class FileStore:
             raise StorageError(f"cannot read {self.pool.root}: {error.strerror}") from error
 
     def register(self, arena: Any) -> int:
-        """Announce memory that many buffers will come from; returns the bytes registered (0: no effect yet)."""
+        """Announce memory that many buffers will come from; returns the bytes that the read device pinned.
+
+        The arena stays exported, so it cannot be unmapped, until the store is closed.
+        """
         self._usable()
-        memoryview(arena)
-        return 0
+        memory = export(arena)
+        self._arenas.append(memory)
+        pinned = self._reads.register(address_of(memory), len(memory))
+        self._writes.register(address_of(memory), len(memory))
+        self._registered_bytes += pinned
+        return pinned
 
     def stats(self) -> Stats:
         """Counters since open."""
         counters = self.counters
         loops = [loop.broken for loop in (self._reads, self._writes) if loop.broken]
         unreadable = self._tailer.unreadable_logs
-        notes = [*loops, *([f"{unreadable} logs could not be read"] if unreadable else [])]
+        notes = [
+            *loops,
+            *self._reads.device_notes(),
+            *self._writes.device_notes(),
+            *([f"{unreadable} logs could not be read"] if unreadable else []),
+        ]
         return Stats(
             device=self.choice.name,
             device_refusals=list(self.choice.refusals),
@@ -255,7 +270,8 @@ class FileStore:
             visibility_bound_s=visibility_bound_s(self.choice, self.settings.poll_s),
             evicted_segments=counters.evicted_segments,
             evicted_bytes=counters.evicted_bytes,
-            notes=["register has no effect yet", *notes],
+            registered_bytes=self._registered_bytes,
+            notes=notes,
         )
 
     # Life.
@@ -267,11 +283,14 @@ class FileStore:
         self._closed = True
         self._stop_polling.set()
         deadline_s = time.monotonic() + self.settings.close_timeout_s
-        if not self._writes.stop(self.settings.close_timeout_s):
+        ended = self._writes.stop(self.settings.close_timeout_s)
+        if not ended:
             self._writes.cancel_all()
-            self._writes.stop(CANCEL_S)
+            ended = self._writes.stop(CANCEL_S)
         self._reads.cancel_all()
-        self._reads.stop(max(deadline_s - time.monotonic(), CANCEL_S))
+        ended &= self._reads.stop(max(deadline_s - time.monotonic(), CANCEL_S))
+        if ended:
+            self._arenas.clear()
         if self._poller.is_alive() and self._poller is not threading.current_thread():
             self._poller.join(max(deadline_s - time.monotonic(), CANCEL_S))
         self.files.close()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import abc
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from rewarm.errors import MisuseError, StorageError
 from rewarm.store.contract import Outcome
-from rewarm.store.devices.base import Completions, Device, Operations
+from rewarm.store.devices.base import Completions, Device, Operations, Registers
 
 TICK_S = 0.05
 """Longest wait before the loop looks at deadlines."""
@@ -19,13 +21,32 @@ TICK_S = 0.05
 WAKE_SHARE = 4
 """With many requests in flight, wake for a quarter of them at once: fewer wake-ups, and the queue never runs dry."""
 
-IN_FLIGHT_BYTES = 64 << 20
+IN_FLIGHT_BYTES = 128 << 20
 """Bytes in flight: enough for a drive's longest queue at 1 MiB each, little enough to cancel quickly."""
 
 Job = TypeVar("Job")
 
 _never_freed: list[object] = []
 """Loops whose device failed with requests in the kernel: their memory may still be written to, and stays mapped."""
+
+
+class Errand:
+    """Something that only the loop's thread may do with its device; the answer is in `future`."""
+
+    def __init__(self, action: Callable[[Device], int]) -> None:
+        self._action = action
+        self.future: Future[int] = Future()
+
+    def run(self, device: Device) -> None:
+        """Do it."""
+        try:
+            self.future.set_result(self._action(device))
+        except (StorageError, MisuseError) as error:
+            self.future.set_exception(error)
+
+    def fail(self, why: str) -> None:
+        """It cannot be done any more."""
+        self.future.set_exception(StorageError(why))
 
 
 class IoLoop(abc.ABC, Generic[Job]):
@@ -37,7 +58,7 @@ class IoLoop(abc.ABC, Generic[Job]):
         self._device = device
         self.io_deadline_s = io_deadline_s
         self.broken: str | None = None
-        self._inbox: list[Job] = []
+        self._inbox: list[Job | Errand] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -76,8 +97,8 @@ class IoLoop(abc.ABC, Generic[Job]):
     def finish(self) -> None:
         """Called in the thread when it ends in good order."""
 
-    def put(self, job: Job) -> bool:
-        """Hand over a job; False when the loop is stopping or broken."""
+    def put(self, job: Job | Errand) -> bool:
+        """Hand over a job or an errand; False when the loop is stopping or broken."""
         with self._lock:
             if self._stopping or self.broken:
                 return False
@@ -91,6 +112,19 @@ class IoLoop(abc.ABC, Generic[Job]):
             self._inbox.append(job)
         self._device.wake()
         return True
+
+    def register(self, address: int, length: int) -> int:
+        """Pin memory with this loop's device; bytes pinned, 0 where the device gains nothing from it or is gone."""
+
+        def pin(device: Device) -> int:
+            return device.register(address, length) if isinstance(device, Registers) else 0
+
+        errand = Errand(pin)
+        return errand.future.result() if self.put(errand) else 0
+
+    def device_notes(self) -> list[str]:
+        """What the kernel refused after the device was opened."""
+        return list(self._device.notes) if isinstance(self._device, Registers) else []
 
     def wake(self) -> None:
         """Have the loop look at its jobs now."""
@@ -146,7 +180,10 @@ class IoLoop(abc.ABC, Generic[Job]):
             jobs, self._inbox = self._inbox, []
             stopping = self._stopping
         for job in jobs:
-            self.accept(job)
+            if isinstance(job, Errand):
+                job.run(self._device)
+            else:
+                self.accept(job)
         if self._cancelling:
             self.give_up(Outcome.CANCELLED)
         if not self._device.in_flight():
@@ -174,7 +211,10 @@ class IoLoop(abc.ABC, Generic[Job]):
             self.broken = why
             jobs, self._inbox = self._inbox, []
         for job in jobs:
-            self.accept(job)
+            if isinstance(job, Errand):
+                job.fail(why)
+            else:
+                self.accept(job)
         self.give_up(Outcome.LOST_MEDIUM)
         try:
             while self._device.in_flight():

@@ -16,8 +16,8 @@ from rewarm.store.index import Places
 from rewarm.store.operations import OperationPlan
 from rewarm.store.transfer import BatchTransfer
 
-WINDOW_BLOCKS = 1024
-WINDOW_BYTES = 64 << 20
+WINDOW_BLOCKS = 4096
+WINDOW_BYTES = 256 << 20
 """Blocks planned at a time: planning is spread over many, and one request cannot take all bounce memory."""
 
 
