@@ -93,6 +93,18 @@ def test_the_meter_measures_busy_time_only() -> None:
     assert meter.bytes_per_s == pytest.approx(MEASURE_BYTES / 2)
 
 
+def test_the_meter_is_not_taken_in_by_bursts() -> None:
+    meter = Meter()
+    meter.begin(0.0)
+    now_s = 0.0
+    for _ in range(20):  # 32 MiB in 10 ms, then nothing for 90 ms
+        meter.moved(2 * MEASURE_BYTES, now_s + 0.01, idle=False)
+        now_s += 0.1
+        if meter.bytes_per_s is not None:
+            assert meter.bytes_per_s < 2 * 20 * MEASURE_BYTES
+    assert meter.bytes_per_s == pytest.approx(20 * MEASURE_BYTES, rel=0.3)
+
+
 def test_the_meter_follows_a_drive_that_becomes_slow() -> None:
     meter = Meter()
     meter.begin(0.0)

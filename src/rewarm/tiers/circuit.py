@@ -10,7 +10,9 @@ RETRY_S_MAX = 60.0
 """Pause before a failed drive is tried again, doubled with every failure in a row up to the longest."""
 
 MEASURE_BYTES = 16 << 20
-"""A speed is taken over so many bytes: fewer say more about latency than about bandwidth."""
+MEASURE_S = 0.25
+"""A speed is taken over so many bytes and busy seconds: fewer bytes say more about latency than about bandwidth, and in
+less time a medium that is limited in turns (a throttled volume, a shared port) looks as fast as its bursts."""
 
 PERIOD_BYTES = 4 << 20
 """Busy periods that moved less do not count: one small read never fills a drive."""
@@ -75,7 +77,7 @@ class Meter:
         if not idle:
             # The period goes on, and has proven to be one that counts.
             self._since_s, self._period_bytes = now_s, 0
-        if self._bytes >= MEASURE_BYTES and self._busy_s > 0:
+        if self._bytes >= MEASURE_BYTES and self._busy_s >= MEASURE_S:
             reading = self._bytes / self._busy_s
             before = reading if self.bytes_per_s is None else self.bytes_per_s
             self.bytes_per_s = before + MEASURE_SHARE * (reading - before)

@@ -8,6 +8,7 @@ computes what follows a loaded prefix; media of one request work in parallel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,7 +36,7 @@ class Queue(msgspec.Struct, frozen=True, eq=False):
         rows = np.array(sorted(waiting), np.float64).reshape(-1, 2)
         return cls(rows[:, 0], in_flight_bytes + np.concatenate(([0.0], np.cumsum(rows[:, 1]))))
 
-    def ahead_bytes(self, count: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def ahead_bytes(self, count: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """Bytes served before requests of `count` bytes that come now, if nothing comes later; any shape."""
         return self.ahead[np.searchsorted(self.sizes, count, "right")]
 
@@ -77,9 +78,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 def decide(context: Context, media: Sequence[MediumState], prefill: PrefillCurve, *, fixed_s: float = 0.0) -> Decision:
     """The number of leading blocks with the earliest end, or none where that saves less than `GAIN_MIN`.
 
-    With x blocks loaded the prompt is there after max over media of (bytes served before x + bytes of x) / bandwidth, plus `fixed_s`
-    (what a restore takes however small), plus the prefill of the rest after x. Every x is looked at, as arrays. A block
-    on no medium (place -1) ends the prefix, and the last token is always computed: an engine needs its logits.
+    With x blocks loaded the prompt is there after max over media of (bytes served before x + bytes of x) / bandwidth,
+    plus `fixed_s` (what a restore takes however small), plus the prefill of the rest after x. Every x is looked at, as
+    arrays. A block on no medium (place -1) ends the prefix, and the last token is always computed: an engine needs its
+    logits.
     """
     held = context.places
     usable = int((held < 0).argmax()) if (held < 0).any() else len(held)
