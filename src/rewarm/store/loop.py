@@ -41,7 +41,7 @@ class Errand:
         """Do it."""
         try:
             self.future.set_result(self._action(device))
-        except (StorageError, MisuseError) as error:
+        except Exception as error:  # noqa: BLE001 whatever it is belongs to the caller, who waits for it
             self.future.set_exception(error)
 
     def fail(self, why: str) -> None:

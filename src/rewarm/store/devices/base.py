@@ -70,7 +70,6 @@ class Device(Protocol):
 
 
 @runtime_checkable
-@runtime_checkable
 class Registers(Protocol):
     """What a device may offer beside the contract: memory pinned once instead of for each operation. Owner only."""
 
