@@ -53,10 +53,9 @@ THIRD_PARTY_HOMES = {
 """Packages that one room alone may import; every other one must be a plain dependency."""
 
 BROAD_HANDLERS: dict[tuple[str, str], str] = {
-    ("store/loop.py", "run"): "another thread waits for the result, and gets the exception instead",
+    ("store/loop.py", "fulfil"): "another thread waits for the result, and gets the exception instead",
     ("store/loop.py", "_run"): "the end of a thread: a defect must give every caller a verdict, not a wait for ever",
     ("tiers/dispatcher.py", "_run"): "the end of a thread, as in the store's loops",
-    ("store/writing.py", "_run_command"): "another thread waits for the result, and gets the exception instead",
 }
 """(path below src/rewarm, function) -> why this handler may catch everything."""
 

@@ -39,14 +39,19 @@ class Errand:
 
     def run(self, device: Device) -> None:
         """Do it."""
-        try:
-            self.future.set_result(self._action(device))
-        except Exception as error:  # noqa: BLE001 whatever it is belongs to the caller, who waits for it
-            self.future.set_exception(error)
+        fulfil(self.future, lambda: self._action(device))
 
     def fail(self, why: str) -> None:
         """It cannot be done any more."""
         self.future.set_exception(StorageError(why))
+
+
+def fulfil(future: Future[int], action: Callable[[], int]) -> None:
+    """Run what somebody in another thread waits for; they get its exception, whatever it is."""
+    try:
+        future.set_result(action())
+    except Exception as error:  # noqa: BLE001 see above
+        future.set_exception(error)
 
 
 class IoLoop(abc.ABC, Generic[Job]):

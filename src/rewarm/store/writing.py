@@ -19,7 +19,7 @@ from rewarm.store.appending import FULL, Appender
 from rewarm.store.buffers import BouncePool
 from rewarm.store.contract import Outcome
 from rewarm.store.devices.base import OPERATION, SYNC, Completions, Device
-from rewarm.store.loop import IoLoop
+from rewarm.store.loop import IoLoop, fulfil
 from rewarm.store.saving import GROUP_BLOCKS, GROUP_BYTES, TAG_SHIFT, Command, Group, SaveJob, WriteSide
 
 SYNC_BYTES = 64 << 20
@@ -325,7 +325,4 @@ class WriteLoop(IoLoop[SaveJob | Command]):
             job.transfer.release()
 
     def _run_command(self, command: Command) -> None:
-        try:
-            command.future.set_result(command.action())
-        except Exception as error:  # noqa: BLE001 whatever it is belongs to the caller, who waits for it
-            command.future.set_exception(error)
+        fulfil(command.future, command.action)
