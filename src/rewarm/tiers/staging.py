@@ -20,7 +20,7 @@ PIECE_SHARE = 2
 """A piece is at most this part of the region, so that one can be read while another is delivered."""
 
 Deliver = Callable[[list[int], npt.NDArray[np.uint8]], None]
-"""Takes positions of hits among the keys and their blocks, shape (positions, block_bytes): copies them to their place."""
+"""Takes positions of hits among the keys, and their blocks, shape (positions, block_bytes): copies them on."""
 
 
 class Staging:
