@@ -107,16 +107,11 @@ class Appender:
         return 0
 
     def finish(self) -> None:
-        """Seal what is open, sync, close the writer. Raises `OSError`."""
+        """Seal what is open, sync and close the writer."""
         target, self.target = self.target, None
         if target is not None:
             self._sealed(target, _sync_now(target.descriptor))
-        writer, self.writer = self.writer, None
-        if writer is not None:
-            result = _sync_now(writer.log.descriptor)
-            writer.retire()
-            if result:
-                raise OSError(-result, os.strerror(-result))
+        self._start_over()
 
     def close_files(self) -> None:
         """After a failure: close everything without sealing it."""

@@ -249,6 +249,7 @@ class FileStore:
             *self._reads.device_notes(),
             *self._writes.device_notes(),
             *([f"{unreadable} logs could not be read"] if unreadable else []),
+            *(["rewarm-poll: ended by a defect"] if not self._closed and not self._poller.is_alive() else []),
         ]
         return Stats(
             device=self.choice.name,

@@ -159,8 +159,11 @@ class Writer:
         return not os.fstat(self.log.descriptor).st_nlink
 
     def close(self) -> None:
-        """Close the log; a writer that never stored anything and announced nothing leaves no directory behind."""
+        """Sync and close the log; a writer that stored and announced nothing leaves no directory behind."""
         empty = self.log.frames <= 1
+        if not empty:
+            with contextlib.suppress(OSError):
+                os.fdatasync(self.log.descriptor)
         self.log.close()
         if empty:
             with contextlib.suppress(OSError):
