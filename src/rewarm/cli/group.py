@@ -28,6 +28,7 @@ VERBS = {
     "check": "Verify every file and block of a pool, and repair it.",
     "evict": "Drop the oldest blocks of a pool down to a size.",
     "erase": "Remove every block of one namespace.",
+    "config": "Show or check a configuration file.",
     "connect": "Print how to start an engine over a store, and try whether it would work.",
 }
 

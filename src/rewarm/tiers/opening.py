@@ -1,7 +1,8 @@
 """From a URL to a store or a pool of stores: `pool:?drive=/mnt/a&drive=/mnt/b&capacity=8TiB`; the rest is `store`'s.
 
-A drive is a directory or a store's URL with options of its own (`drive=/mnt/a?capacity=1TiB`). Options of the pool that
-belong to stores (`device`, `poll`, ...) go to every drive; `capacity` is the sum over all drives.
+A configuration file is read as the URL that it stands for. A drive is a directory or a store's URL with options of its
+own (`drive=/mnt/a?capacity=1TiB`). Options of the pool that belong to stores (`device`, `poll`, ...) go to every drive;
+`capacity` is the sum over all drives.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ DRIVE_OPTIONS = ("access", "device", "poll", "io_deadline", "close_timeout", "sa
 
 POOL_OPTIONS = ("drive", "capacity", "order", "ageing", *DRIVE_OPTIONS)
 SCHEME = "pool:"
+CONFIG_SUFFIX = ".toml"
 
 
 class PoolLocation(msgspec.Struct, frozen=True):
@@ -40,6 +42,11 @@ class PoolLocation(msgspec.Struct, frozen=True):
 
     drives: list[tuple[str, Location]]
     options: dict[str, str]
+
+
+def is_config(url: str | os.PathLike[str]) -> bool:
+    """True for the path of a configuration file; a directory is none, whatever its name."""
+    return os.fspath(url).endswith(CONFIG_SUFFIX) and "?" not in os.fspath(url) and not os.path.isdir(url)
 
 
 def is_pool(url: str | os.PathLike[str]) -> bool:
@@ -57,10 +64,15 @@ def open_tier(
 ) -> Store:
     """Open what a URL names: a store (see `open_store`, which the arguments go to), or a pool of drives.
 
+    The path of a configuration file (`kv.toml`) stands for the pool that it describes.
     Raises `ConfigError` (URL, options, directory missing, contradictions) and `StorageError` (no permission, no space,
     a medium fails). A pool opens with all of its drives or not at all.
     """
     wrappers = {"device_wrapper": device_wrapper, "write_device_wrapper": write_device_wrapper}
+    if is_config(url):
+        from rewarm.tiers.config import read_config
+
+        url = read_config(url).url()
     if not is_pool(url):
         return open_store(url, namespace=namespace, capacity=capacity, **wrappers)
     location = parse_pool_url(os.fspath(url))
@@ -174,7 +186,7 @@ def capacities(location: PoolLocation, total: int | None) -> list[int | None]:
 def _known_capacity(drive: Location) -> int | None:
     if "capacity" in drive.options:
         return parse_size(drive.options["capacity"])
-    if drive.scheme != "file":
+    if drive.scheme != "file" or not os.path.isdir(drive.path):
         return None
     facts = read_facts(Path(drive.path))
     return facts.capacity_bytes if facts else None
