@@ -140,7 +140,7 @@ def test_a_defect_in_the_loop_gives_everybody_a_verdict(faulty: FaultyStore, mon
     def defect(*_: object) -> bool:
         raise TypeError("a defect")
 
-    monkeypatch.setattr(faulty.store._reads, "_verify", defect)
+    monkeypatch.setattr(faulty.store._reads, "_judge", defect)
     second = faulty.store.load(keys[1:], arena(3, SIZE))
     for transfer in (first, second):
         assert transfer.wait(WAIT_S) == [False] * len(transfer.outcomes)

@@ -72,7 +72,8 @@ def borrow(buffers: Sequence[Any] | npt.NDArray[Any], count: int, *, writable: b
     if isinstance(held, np.ndarray):
         if writable and not held.flags.writeable:
             raise MisuseError("load needs writable buffers; this array is read-only")
-        flat = [row.reshape(-1).view(np.uint8) for row in held]
+        plain = held.ndim == 2 and held.dtype == np.uint8
+        flat = list(held) if plain else [row.reshape(-1).view(np.uint8) for row in held]
         stride = held.strides[0] if count > 1 else 0
         addresses = address_of(held) + stride * np.arange(count, dtype=np.int64)
         return Borrowed(flat, addresses, lengths)

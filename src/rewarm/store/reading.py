@@ -207,6 +207,7 @@ class ReadLoop(IoLoop[LoadJob]):
             window.regions = self._keep_regions(window.regions, keep.tolist())
             window.blocks = blocks[keep].tolist()
         window.plan, window.operations, window.remaining = plan, operations, plan.per_block.tolist()
+        window.undivided = bool((plan.per_block == 1).all())
 
     def _keep_regions(
         self, regions: dict[int, npt.NDArray[np.uint8]], keep: list[int]
@@ -234,15 +235,18 @@ class ReadLoop(IoLoop[LoadJob]):
         """Book results of requests; returns the blocks all of whose requests are back."""
         plan = window.plan
         self._side.counters.add(bytes_read=int(results[results > 0].sum()))
-        for operation, result in zip(which.tolist(), results.tolist(), strict=True):
-            if result != plan.length[operation]:
-                # A merged read fails as a whole: its blocks are read alone before one of them is blamed.
-                alone = plan.first[operation] == plan.last[operation]
-                for block in range(plan.first[operation], plan.last[operation] + 1):
-                    window.failed[block] = failure_of(result) if alone else None
+        for at in np.flatnonzero(results != plan.length[which]).tolist():
+            # A merged read fails as a whole: its blocks are read alone before one of them is blamed.
+            operation = int(which[at])
+            alone = plan.first[operation] == plan.last[operation]
+            for block in range(plan.first[operation], plan.last[operation] + 1):
+                window.failed[block] = failure_of(int(results[at])) if alone else None
+        ranges = zip(plan.first[which].tolist(), plan.last[which].tolist(), strict=True)
+        if window.undivided:
+            return [block for first, last in ranges for block in range(first, last + 1)]
         finished = []
         remaining = window.remaining
-        for first, last in zip(plan.first[which].tolist(), plan.last[which].tolist(), strict=True):
+        for first, last in ranges:
             for block in range(first, last + 1):
                 remaining[block] -= 1
                 if not remaining[block]:
@@ -253,8 +257,8 @@ class ReadLoop(IoLoop[LoadJob]):
         job = window.job
         if job.released:
             return
-        hits, padding = [], 0
-        for i in finished:
+        hits, padding = self._verify_in_place(window, finished), 0
+        for i in finished if len(hits) < len(finished) else ():
             block, region = window.blocks[i], window.regions.pop(i, None)
             good = i not in window.failed and self._verify(job, block, region)
             if region is not None:
@@ -273,6 +277,14 @@ class ReadLoop(IoLoop[LoadJob]):
             if ending:
                 self._let_go(job)
             job.transfer.settle(hits, Outcome.HIT, releasing=ending)
+
+    def _verify_in_place(self, window: Window, finished: list[int]) -> list[int]:
+        """The common case, in few steps a block: all read in place and right. Else none, for one by one."""
+        if window.regions or window.failed:
+            return []
+        numbers, views, checksums = window.blocks, window.job.borrowed.views, window.job.checksum
+        blocks = [numbers[i] for i in finished]
+        return blocks if [digest(views[block]) for block in blocks] == [checksums[block] for block in blocks] else []
 
     def _verify(self, job: LoadJob, block: int, region: npt.NDArray[np.uint8] | None) -> bool:
         """Compare the checksum of what was read; a bounced block is copied to its place only if it is right."""

@@ -114,7 +114,7 @@ class LoadJob:
 class Window:
     """Some blocks of a job and their requests; block numbers inside are positions in `blocks`.
 
-    `in_place` says that some are read straight into the caller's memory.
+    `in_place` says that some are read straight into the caller's memory, `undivided` that each block is in one request.
     """
 
     def __init__(
@@ -133,6 +133,7 @@ class Window:
         self.plan: OperationPlan
         self.operations: npt.NDArray[np.void]
         self.remaining: list[int] = []
+        self.undivided = False
         self.failed: dict[int, Failure | None] = {}
         self.sent = 0
         self.in_flight = 0
