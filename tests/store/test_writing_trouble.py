@@ -63,7 +63,7 @@ def test_saves_go_on_in_a_new_segment_where_the_open_one_was_removed(faulty: Fau
 
 def test_a_pool_that_is_gone_refuses_and_may_come_back(faulty: FaultyStore, tmp_path: Path) -> None:
     keys = make_keys(3)
-    elsewhere = tmp_path.parent / "elsewhere"
+    elsewhere = tmp_path.with_name(f"{tmp_path.name}-elsewhere")
     tmp_path.rename(elsewhere)
     assert save(faulty.store, keys[:2], SIZE) == [LOST] * 2
     with pytest.raises(StorageError):
