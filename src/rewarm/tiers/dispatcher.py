@@ -181,6 +181,9 @@ class Dispatcher:
         self._unreleased.append(piece)
         self._release_s = RELEASE_S_MIN
         piece.judged_s = now_s
+        if piece.answered:
+            return  # it hung, and what it held went elsewhere
+        piece.answered = True
         outcomes = piece.transfer.outcomes
         if piece.request is None:
             self._book(piece.lane, piece.lane.reading, outcomes[0] is Outcome.HIT, "still fails", now_s)
@@ -291,10 +294,12 @@ class Dispatcher:
         """Notice a drive that hangs; try one that has failed."""
         if lane.reading.reason is None and lane.stalled(now_s):
             self._book(lane, lane.reading, False, f"holds {len(lane.slices)} batches and ends none", now_s)
-            for piece in lane.slices:
-                if piece.request is not None:
-                    self._remember(lane, piece.request, piece.positions[0])
-                    piece.request.transfer.settle(piece.positions, Outcome.LOST_MEDIUM)
+            for piece in [piece for piece in lane.slices if not piece.answered and piece.request is not None]:
+                request = piece.request
+                assert request is not None
+                self._remember(lane, request, piece.positions[0])
+                piece.answered = True
+                self._verdict(request, lane, piece.positions, Outcome.LOST_MEDIUM, may_move=not request.loading)
                 piece.transfer.cancel()
         elif lane.reading.due(now_s) and lane.trial is None and not lane.stalled(now_s):
             trial = lane.start_trial(now_s)

@@ -107,6 +107,7 @@ class Slice:
         self.bytes = count
         self.transfer = transfer
         self.descriptor = -1
+        self.answered = False
         self.failed: dict[Outcome, list[int]] = {}
         self.judged_s = 0.0
 
