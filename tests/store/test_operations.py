@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewarm.store.operations import OPERATION_BYTES, OperationPlan, plan_operations
+from rewarm.store.operations import OPERATION_BYTES, OperationPlan, longest_read, plan_operations
 
 UNIT = 512
 LARGEST = 3 * OPERATION_BYTES
@@ -98,3 +98,15 @@ def test_neighbours_become_one_request_and_large_blocks_several() -> None:
     large = [(0, 0, 0, 2 * OPERATION_BYTES + 512)]
     assert plan_of(large, merge=True).length.tolist() == [OPERATION_BYTES, OPERATION_BYTES, 512]
     assert plan_of([], merge=True).per_block.tolist() == []
+
+
+def test_a_longer_request_gets_longer_reads_within_bounds() -> None:
+    mib = 1 << 20
+    assert [longest_read(total) for total in (1, mib, 127 * mib, 128 * mib, 256 * mib, 4096 * mib)] == [
+        mib,
+        mib,
+        mib,
+        2 * mib,
+        4 * mib,
+        4 * mib,
+    ]

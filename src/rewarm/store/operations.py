@@ -11,7 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 OPERATION_BYTES = 1 << 20
-"""Longest single read: large enough to run at the medium's speed, small enough that one block fills a queue."""
+"""Longest read of a short request: large enough for the medium's speed, small enough that one block fills a queue."""
+
+QUEUE_REQUESTS = 64
+"""Requests that fill the queues of any medium we know."""
+
+LONGER_MAX = 4
+"""So many times longer are the reads of a long request: cheaper by the byte, and still enough to fill the queues."""
 
 Integers = npt.NDArray[np.int64]
 
@@ -72,3 +78,8 @@ def plan_operations(
         last,
         np.cumsum(edges),
     )
+
+
+def longest_read(total: int) -> int:
+    """Bytes of the longest single read when `total` bytes are wanted together; whole MiB."""
+    return OPERATION_BYTES * min(max(total // (QUEUE_REQUESTS * OPERATION_BYTES), 1), LONGER_MAX)

@@ -22,7 +22,7 @@ from rewarm.store.devices.base import OPERATION, READ, Completions, Device
 from rewarm.store.index import Places
 from rewarm.store.layout import PAGE, digest
 from rewarm.store.loop import IoLoop
-from rewarm.store.operations import plan_operations
+from rewarm.store.operations import longest_read, plan_operations
 from rewarm.store.requests import Failure, LoadJob, Window, failure_of
 from rewarm.store.segments import FileCache
 from rewarm.store.transfer import Counters
@@ -197,7 +197,8 @@ class ReadLoop(IoLoop[LoadJob]):
         for i in np.flatnonzero(np.isin(slots, list(lost))).tolist():
             self._failed(job, window.blocks[i], lost[int(slots[i])])
         keep = np.flatnonzero(~np.isin(slots, list(lost)))
-        plan = plan_operations(slots[keep], job.offset[blocks[keep]], addresses[keep], lengths[keep], merge=merge)
+        offsets, longest = job.offset[blocks[keep]], longest_read(int(lengths[keep].sum()))
+        plan = plan_operations(slots[keep], offsets, addresses[keep], lengths[keep], merge=merge, longest=longest)
         operations = np.zeros(len(plan.length), OPERATION)
         operations["tag"] = (window.number << _TAG_SHIFT) + np.arange(len(operations))
         operations["opcode"] = READ
