@@ -192,15 +192,15 @@ def test_a_header_that_is_not_the_segments_is_a_note(pool: Path) -> None:
 
 def test_a_log_that_cannot_be_read_costs_no_segment(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = the(pool, "*/*.log")
-    opener = os.open
+    preadv = os.preadv
 
-    def refuse(path: object, *rest: object, **named: object) -> int:
-        if str(path) == str(log):
+    def refuse(descriptor: int, *rest: object) -> int:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(log):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return opener(path, *rest, **named)  # type: ignore[arg-type]
+        return preadv(descriptor, *rest)  # type: ignore[arg-type]
 
     with open_pool(pool) as store, monkeypatch.context() as patch:
-        patch.setattr(os, "open", refuse)
+        patch.setattr(os, "preadv", refuse)
         report = store.check(fix=True)
         assert kinds(report) == ["unreadable_log"]
         assert not report.clean

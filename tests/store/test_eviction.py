@@ -196,6 +196,18 @@ def test_writers_at_once_do_not_take_the_same_room(tmp_path: Path) -> None:
     assert 0.8 * CAPACITY < peak <= CAPACITY + 2 * SEGMENT, "but for two who look at the same moment"
 
 
+def test_open_segments_of_others_have_room_to_grow(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as closing:
+        others = [closing.enter_context(open_pool(tmp_path)) for _ in range(8)]
+        store = closing.enter_context(open_pool(tmp_path))
+        for i, other in enumerate(others):
+            assert save(other, make_keys(1, f"small {i}"), size=10) == [STORED]
+        assert set(save(store, make_keys(400))) == {STORED}
+        for i, other in enumerate(others):
+            assert set(save(other, make_keys(3, f"more {i}"))) == {STORED}, "each fills the segment that it has open"
+        assert used(tmp_path) <= CAPACITY
+
+
 def test_pinned_segments_stay_and_a_pool_full_of_them_refuses(tmp_path: Path) -> None:
     with open_pool(tmp_path) as store:
         keys = make_keys(240)

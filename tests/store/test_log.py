@@ -112,6 +112,9 @@ def test_frames_that_straddle_two_reads(log: Log, before: int) -> None:
     log.put(frame(7, size=FRAME_BYTES_MAX) + frame(8), before)
     assert log.read() == [7, 8], "behind a hole"
     log.tail.rewind()
+    log.put(b"\x55" * before, 0)
+    assert log.read() == [7, 8], "behind damage"
+    log.tail.rewind()
     at, number = 0, 100
     while at < before:
         size = min(5 * PAGE, before - at)

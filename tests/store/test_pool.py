@@ -119,6 +119,15 @@ def test_the_first_of_two_openers_wins(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["pool.json"], "no temporary file is left"
 
 
+def test_a_pool_file_that_cannot_be_written_whole_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:10]))
+        with pytest.raises(StorageError, match="No space left"):
+            open_store(f"file://{tmp_path}?capacity={CAPACITY}")
+    assert os.listdir(tmp_path) == []
+
+
 # The file.
 
 
