@@ -74,7 +74,7 @@ class Bed:
             content = np.frombuffer(os.urandom(len(batch) * block), np.uint8).reshape(len(batch), block)
             assert all(self.store.save(batch, content).wait())
         self.store.flush()
-        memory = mmap.mmap(-1, self.count * block)
+        memory = mmap.mmap(-1, self.count * block, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
         arena = np.frombuffer(memory, np.uint8)
         arena[:] = 1
