@@ -157,7 +157,7 @@ def test_all_drives_full_is_a_refusal_with_its_cause(pool: PoolStore, drives: Dr
 def test_a_hanging_drive_misses_within_its_bound_and_the_others_go_on(
     pool: PoolStore, drives: Drives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "STALL_S", 0.3)
+    monkeypatch.setattr(lanes, "LOAD_STALL_S", 0.3)
     keys = make_keys(64)
     save(pool, keys, BLOCK)
     on_a = pool._lanes[0].store.lookup(keys).mask

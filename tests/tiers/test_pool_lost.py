@@ -70,7 +70,8 @@ def take_away_under_load(pool: PoolStore, lost: str, take_away: Callable[[], Non
 
 @pytest.mark.parametrize("fault", [failure(errno.ENODEV), stall()], ids=["fails", "hangs"])
 def test_a_drive_is_taken_away_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
-    monkeypatch.setattr(lanes, "STALL_S", 0.5)
+    monkeypatch.setattr(lanes, "LOAD_STALL_S", 0.5)
+    monkeypatch.setattr(lanes, "SAVE_STALL_S", 1.0)
     drives = Drives(tmp_path)
     with PoolStore([drives.open(name, "&close_timeout=1s") for name in ("a", "b", "c")]) as pool:
 

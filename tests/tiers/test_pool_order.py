@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -138,3 +139,17 @@ def test_many_requests_share_one_thread_and_few_descriptors(pool: PoolStore, dri
     assert len(os.listdir("/proc/self/fd")) <= descriptors + WINDOW_BYTES_START // BLOCK + 4
     drive.serve_until(*transfers)
     assert [finish(transfer) for transfer in transfers] == [[True, True]] * 100
+
+
+def test_media_say_what_waits_before_a_request_of_a_size(pool: PoolStore, drive: HeldStore) -> None:
+    """A window is being served; of the rest, a small new request goes before it and a larger one behind it."""
+    assert pool.media()[0].queue.ahead_bytes(np.array([BLOCK])).tolist() == [0]
+    keys = make_keys(10 * SLICE)
+    transfer, _ = start(pool, keys)
+    drive.wait_for(SLICES_PER_WINDOW)
+    window, rest = WINDOW_BYTES_START, 6 * SLICE * BLOCK
+    (medium,) = pool.media()
+    assert medium.bytes_per_s == math.inf, "not measured yet"
+    assert medium.queue.ahead_bytes(np.array([BLOCK, rest])).tolist() == [window, window + rest]
+    drive.serve_until(transfer)
+    assert pool.places([*keys[:2], b"never saved"]).tolist() == [0, 0, -1]

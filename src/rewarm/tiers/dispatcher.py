@@ -291,22 +291,28 @@ class Dispatcher:
             self._release_if_over(part.request)
 
     def _look_after(self, lane: Lane, now_s: float) -> None:
-        """Notice a drive that hangs; try one that has failed."""
-        if lane.reading.reason is None and lane.stalled(now_s):
-            self._book(lane, lane.reading, False, f"holds {len(lane.slices)} batches and ends none", now_s)
-            for piece in [piece for piece in lane.slices if not piece.answered and piece.request is not None]:
-                request = piece.request
-                assert request is not None
-                self._remember(lane, request, piece.positions[0])
-                piece.answered = True
-                self._verdict(request, lane, piece.positions, Outcome.LOST_MEDIUM, may_move=not request.loading)
-                piece.transfer.cancel()
-        elif lane.reading.due(now_s) and lane.trial is None and not lane.stalled(now_s):
+        """Notice a drive that hangs; try one whose reads have failed. Its saves are tried by the next save."""
+        for circuit, loading in ((lane.reading, True), (lane.writing, False)):
+            if lane.stalled(now_s, loading=loading) and circuit.allows(now_s):
+                self._give_up_held(lane, circuit, now_s, loading=loading)
+        if lane.reading.due(now_s) and lane.trial is None:
             trial = lane.start_trial(now_s)
             if trial is not None:
                 self._watch(trial)
             else:
                 self._book(lane, lane.reading, True, "", now_s)
+
+    def _give_up_held(self, lane: Lane, circuit: Circuit, now_s: float, *, loading: bool) -> None:
+        """Avoid a drive that hangs: what it was to load is a miss, what it was to save goes elsewhere."""
+        held = lane.held(loading=loading)
+        self._book(lane, circuit, False, f"holds {len(held)} batches and ends none", now_s)
+        for piece in held:
+            request = piece.request
+            if request is not None and not piece.answered:
+                self._remember(lane, request, piece.positions[0])
+                piece.answered = True
+                self._verdict(request, lane, piece.positions, Outcome.LOST_MEDIUM, may_move=not loading)
+                piece.transfer.cancel()
 
     def _remember(self, lane: Lane, request: Request, position: int) -> None:
         lane.failed_block = request.keys[position], request.lengths[position]

@@ -38,8 +38,10 @@ SAVE_SLICE_BYTES = 16 << 20
 SAVE_SLICES_MAX = 32
 """What a store is asked to write at once; the rest waits here, so that a drive that fails holds little."""
 
-STALL_S = 5.0
-"""A drive that holds requests and has ended none for so long is avoided until one ends."""
+LOAD_STALL_S = 5.0
+SAVE_STALL_S = 20.0
+"""A drive that holds batches of a kind and has ended none for so long is avoided until one ends. A write may wait for a
+whole cache to be synced, and nobody waits for it; a read that takes seconds is already too late."""
 
 
 class DriveStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +70,7 @@ class Lane:
         self.meter = Meter()
         self.slices: set[Slice] = set()
         self.load_bytes = 0
-        self.progress_s = 0.0
+        self._progress_s = {True: 0.0, False: 0.0}
         self.failed_block: tuple[bytes, int] | None = None
         self.trial: Slice | None = None
         self._save_bytes = 0
@@ -123,7 +125,7 @@ class Lane:
     def ended(self, piece: Slice, now_s: float) -> None:
         """The store has given back the memory of a slice."""
         self.slices.discard(piece)
-        self.progress_s = now_s
+        self._progress_s[piece.loading] = now_s
         if piece.request is None:
             self.trial = None
         elif piece.request.loading:
@@ -132,9 +134,14 @@ class Lane:
             self._save_bytes -= piece.bytes
             self._save_slices -= 1
 
-    def stalled(self, now_s: float) -> bool:
-        """True when the store holds requests and has ended none for long."""
-        return bool(self.slices) and now_s - self.progress_s > STALL_S
+    def held(self, *, loading: bool) -> list[Slice]:
+        """Batches of a kind that the store has not given back."""
+        return [piece for piece in self.slices if piece.loading == loading]
+
+    def stalled(self, now_s: float, *, loading: bool) -> bool:
+        """True when the store holds batches of a kind and has ended none for long."""
+        limit_s = LOAD_STALL_S if loading else SAVE_STALL_S
+        return now_s - self._progress_s[loading] > limit_s and bool(self.held(loading=loading))
 
     def state(self) -> MediumState:
         """Bandwidth and queue at this moment. From any thread."""
@@ -200,7 +207,7 @@ class Lane:
             return settled_transfer(len(keys), Outcome.CANCELLED, Counters(), loading=loading)
 
     def _begin(self, piece: Slice, now_s: float) -> Slice:
-        if not self.slices:
-            self.progress_s = now_s
+        if not self.held(loading=piece.loading):
+            self._progress_s[piece.loading] = now_s
         self.slices.add(piece)
         return piece

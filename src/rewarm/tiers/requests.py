@@ -111,6 +111,11 @@ class Slice:
         self.failed: dict[Outcome, list[int]] = {}
         self.judged_s = 0.0
 
+    @property
+    def loading(self) -> bool:
+        """True for loads and trials."""
+        return self.request is None or self.request.loading
+
 
 def by_outcome(positions: list[int], outcomes: list[Outcome | None]) -> dict[Outcome, list[int]]:
     """Positions of blocks by what became of them; no verdict counts as `cancelled`."""
