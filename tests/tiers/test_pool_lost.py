@@ -73,7 +73,7 @@ def test_a_drive_is_taken_away_under_load(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(lanes, "LOAD_STALL_S", 0.5)
     monkeypatch.setattr(lanes, "SAVE_STALL_S", 1.0)
     drives = Drives(tmp_path)
-    with PoolStore([drives.open(name, "&close_timeout=1s") for name in ("a", "b", "c")]) as pool:
+    with PoolStore([drives.open(name, "&close_timeout=1s&io_deadline=3s") for name in ("a", "b", "c")]) as pool:
 
         def take_away() -> None:
             drives.reads["b"].chance(fault, 1.0, opcode=READ)
