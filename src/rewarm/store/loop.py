@@ -18,11 +18,17 @@ from rewarm.store.devices.base import Completions, Device, Operations, Registers
 TICK_S = 0.05
 """Longest wait before the loop looks at deadlines."""
 
-WAKE_SHARE = 4
-"""With many requests in flight, wake for a quarter of them at once: fewer wake-ups, and the queue never runs dry."""
+WAKE_SHARE = 8
+"""With many requests in flight, wake for an eighth of them at once: fewer wake-ups, and the queue never runs dry."""
 
-IN_FLIGHT_BYTES = 128 << 20
-"""Bytes in flight: enough for a drive's longest queue at 1 MiB each, little enough to cancel quickly."""
+IN_FLIGHT_BYTES_MIN = 32 << 20
+IN_FLIGHT_BYTES_MAX = 256 << 20
+IN_FLIGHT_S = 0.1
+"""Bytes in flight: what the medium moves in this time, within these bounds. A fast one has a full queue while checksums
+are computed; on a slow one a cancelled request still ends soon, and none waits for its deadline in the queue."""
+
+PACE_S = 0.02
+"""Time over which the medium's rate is taken."""
 
 Job = TypeVar("Job")
 
@@ -70,6 +76,9 @@ class IoLoop(abc.ABC, Generic[Job]):
         self._cancelling = False
         self._progress_s = 0.0
         self._bytes_in_flight = 0
+        self._budget = IN_FLIGHT_BYTES_MIN
+        self._moved = 0
+        self._moved_since_s = 0.0
 
     @abc.abstractmethod
     def accept(self, job: Job) -> None:
@@ -155,7 +164,7 @@ class IoLoop(abc.ABC, Generic[Job]):
     def _submit_some(self, operations: Operations) -> int:
         """Submit as many of these, in order, as depth and bytes in flight allow; returns how many."""
         free = self._device.depth - self._device.in_flight()
-        budget = max(IN_FLIGHT_BYTES - self._bytes_in_flight, 0)
+        budget = max(self._budget - self._bytes_in_flight, 0)
         count = int(np.searchsorted(np.cumsum(operations["length"][:free]), budget, "right"))
         if not count and not self._bytes_in_flight:
             count = min(1, free)
@@ -166,7 +175,17 @@ class IoLoop(abc.ABC, Generic[Job]):
 
     def _left(self, operations: Operations) -> None:
         """Book operations that came back."""
-        self._bytes_in_flight -= int(operations["length"].sum())
+        moved = int(operations["length"].sum())
+        self._bytes_in_flight -= moved
+        self._moved += moved
+
+    def _adapt(self, now_s: float) -> None:
+        """Set the bytes in flight by what the medium moved lately."""
+        elapsed_s = now_s - self._moved_since_s
+        if elapsed_s >= PACE_S:
+            wanted = int(self._moved / elapsed_s * IN_FLIGHT_S)
+            self._budget = min(max(wanted, IN_FLIGHT_BYTES_MIN), IN_FLIGHT_BYTES_MAX)
+            self._moved, self._moved_since_s = 0, now_s
 
     def _run(self) -> None:
         try:
@@ -192,7 +211,8 @@ class IoLoop(abc.ABC, Generic[Job]):
         if self._cancelling:
             self.give_up(Outcome.CANCELLED)
         if not self._device.in_flight():
-            self._progress_s = time.monotonic()
+            self._progress_s = self._moved_since_s = time.monotonic()
+            self._moved = 0
         self.send()
         in_flight = self._device.in_flight()
         if not in_flight:
@@ -205,6 +225,7 @@ class IoLoop(abc.ABC, Generic[Job]):
         if len(completions) or not in_flight:
             self._progress_s = now_s
             self.complete(completions)
+            self._adapt(now_s)
         elif now_s - self._progress_s > self.io_deadline_s:
             self.give_up(Outcome.TIMED_OUT)
         self.tidy(now_s)
