@@ -6,7 +6,6 @@ Any process may open the directory; each appends to files of its own and reads e
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rewarm.errors import MisuseError, StorageError
+from rewarm.store import forks
 from rewarm.store.buffers import address_of, borrow, export, hold
 from rewarm.store.checking import Damage, check_pool
 from rewarm.store.contract import (
@@ -77,7 +77,7 @@ class FileStore:
         self.sync_first = choice.network or not choice.direct
         self.always_bounce = settings.bounce == "always" or choice.network
         self.io_deadline_s = settings.io_deadline_s
-        self._pid = os.getpid()
+        self._forks = forks.count
         self._closed = False
         self._arenas: list[npt.NDArray[np.uint8]] = []
         self._registered_bytes = 0
@@ -279,7 +279,7 @@ class FileStore:
 
     def close(self) -> None:
         """Finish queued saves within a bounded time, stop threads, give the medium back. Idempotent."""
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or forks.count != self._forks:
             return
         self._closed = True
         self._stop_polling.set()
@@ -382,5 +382,5 @@ class FileStore:
     def _usable(self) -> None:
         if self._closed:
             raise MisuseError("the store is closed")
-        if os.getpid() != self._pid:
+        if forks.count != self._forks:
             raise MisuseError("the store was opened before a fork; open it again in the child")

@@ -8,7 +8,6 @@ A pool with a name is shared by all handles of the process that open this name, 
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import Counter
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rewarm.errors import ConfigError, MisuseError
+from rewarm.store import forks
 from rewarm.store.buffers import borrow
 from rewarm.store.contract import (
     SAVE_QUEUE_BYTES,
@@ -121,7 +121,7 @@ class MemoryStore:
         self._namespace, _ = resolve_namespace(namespace)
         self._pool: _Pool = _open_pool(name, capacity_bytes)
         self._queue_bytes = queue_bytes
-        self._pid = os.getpid()
+        self._forks = forks.count
         self._closed = False
         self._pinned: Counter[_Place] = Counter()
         self._counters = Counters()
@@ -235,7 +235,7 @@ class MemoryStore:
     def _check_usable(self) -> None:
         if self._closed:
             raise MisuseError("this store is closed; open it again")
-        if os.getpid() != self._pid:
+        if forks.count != self._forks:
             raise MisuseError("this store was opened before fork; open it in the child process")
 
     def _places(self, keys: Sequence[bytes]) -> list[_Place]:

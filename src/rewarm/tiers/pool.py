@@ -9,7 +9,6 @@ It does not move or copy blocks between drives, and it does not open when one of
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rewarm.errors import ConfigError, MisuseError
+from rewarm.store import forks
 from rewarm.store.buffers import borrow, hold
 from rewarm.store.contract import (
     SAVE_QUEUE_BYTES,
@@ -69,7 +69,7 @@ class PoolStore:
         self._lock = threading.Lock()
         self._placement = Placement()
         self._placing: dict[bytes, list[Lane]] = {}
-        self._pid = os.getpid()
+        self._forks = forks.count
         self._closed = False
         self._dispatcher = Dispatcher(self._counters, self._other_drives, self._saved)
         for name, store in drives:
@@ -296,7 +296,7 @@ class PoolStore:
 
     def close(self) -> None:
         """Finish queued saves within a bounded time, stop the thread, close the drives. Idempotent."""
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or forks.count != self._forks:
             return
         self._closed = True
         deadline_s = time.monotonic() + self._settings.close_timeout_s
@@ -320,5 +320,5 @@ class PoolStore:
     def _usable(self) -> None:
         if self._closed:
             raise MisuseError("this pool is closed; open it again")
-        if os.getpid() != self._pid:
+        if forks.count != self._forks:
             raise MisuseError("this pool was opened before fork; open it in the child process")
