@@ -42,7 +42,7 @@ class Fallback:
             self._shared.index.remove_copy(key, slot, offset)
             named = failure is Failure.MISMATCH and segment.sealed_bytes is not None
             if named:
-                segment.dropped.add(offset)
+                segment.dropped |= {offset}
                 self._damage.append((segment, offset))
         if named:
             self._damaged()

@@ -23,20 +23,32 @@ OPEN_FILES_SHARE = 4
 
 
 class Segment:
-    """One segment of any writer. `slot` is its number in this handle's table; fields change under the store's lock."""
+    """One segment of any writer. `slot` is its number in this handle's table; fields change under the store's lock.
 
-    __slots__ = ("dropped", "gone", "indexed", "number", "path", "pins", "sealed_bytes", "slot", "writer")
+    A handle remembers every segment that it has ever seen, so that nothing said of one that is gone counts: kept small.
+    """
 
-    def __init__(self, slot: int, writer: str, number: int, path: Path) -> None:
+    __slots__ = ("_folder", "dropped", "gone", "indexed", "number", "pins", "sealed_bytes", "slot")
+
+    def __init__(self, slot: int, folder: Path, number: int) -> None:
+        self._folder = folder
         self.slot = slot
-        self.writer = writer
         self.number = number
-        self.path = path
         self.sealed_bytes: int | None = None
         self.gone = False
         self.indexed = False  # some entry of the index may lie in it: the index is searched only then
         self.pins = 0
-        self.dropped: set[int] = set()
+        self.dropped: frozenset[int] = frozenset()
+
+    @property
+    def writer(self) -> str:
+        """The id of its writer."""
+        return self._folder.name
+
+    @property
+    def path(self) -> Path:
+        """Where its file is."""
+        return self._folder / f"{self.number:08d}.seg"
 
 
 class SegmentTable:
@@ -44,20 +56,21 @@ class SegmentTable:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._by_name: dict[tuple[str, int], Segment] = {}
+        self._writers: dict[str, dict[int, Segment]] = {}
+        self._folders: dict[str, Path] = {}
         self._slots: list[Segment] = []
         self._lock = threading.Lock()
 
     def get(self, writer: str, number: int) -> Segment:
         """The segment of that name, known from now on."""
-        name = (writer, number)
         with self._lock:
-            segment = self._by_name.get(name)
+            mine = self._writers.setdefault(writer, {})
+            segment = mine.get(number)
             if segment is None:
-                path = self._pool.writers / writer / f"{number:08d}.seg"
-                segment = Segment(len(self._slots), writer, number, path)
+                folder = self._folders.setdefault(writer, self._pool.writers / writer)
+                segment = Segment(len(self._slots), folder, number)
                 self._slots.append(segment)
-                self._by_name[name] = segment
+                mine[number] = segment
         return segment
 
     def __getitem__(self, slot: int) -> Segment:
@@ -65,7 +78,8 @@ class SegmentTable:
 
     def of_writer(self, writer: str) -> list[Segment]:
         """Segments of one writer that are not gone."""
-        return [segment for segment in self._slots if segment.writer == writer and not segment.gone]
+        with self._lock:
+            return [segment for segment in self._writers.get(writer, {}).values() if not segment.gone]
 
 
 class FileCache:

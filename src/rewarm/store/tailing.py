@@ -189,7 +189,7 @@ def drop_places(shared: Shared, damage: Iterable[tuple[Segment, int]]) -> None:
     for segment, offset in damage:
         by_segment.setdefault(segment, []).append(offset)
     for segment, offsets in by_segment.items():
-        segment.dropped.update(offsets)
+        segment.dropped |= set(offsets)
         if segment.indexed:
             shared.index.remove_places(segment.slot, offsets)
 
