@@ -14,6 +14,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from rewarm.store import forks
 from rewarm.store.contract import EMPTY_NAMESPACE, Outcome, Presence, Store
 from rewarm.store.memory import MemoryPin, MemoryStore
 from rewarm.testing import StoreMachine, StoreTests
@@ -109,7 +110,7 @@ class NeverCloses(MemoryStore):
 
 class WorksAfterFork(MemoryStore):
     def _check_usable(self) -> None:
-        self._pid = os.getpid()
+        self._forks = forks.count
         super()._check_usable()
 
 
