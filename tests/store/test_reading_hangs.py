@@ -15,7 +15,7 @@ from rewarm.store.contract import Outcome
 from rewarm.store.devices.base import READ
 from rewarm.store.segments import FileCache
 from rewarm.testing import make_keys
-from rewarm.testing.faulty import late, stall
+from rewarm.testing.faulty import stall
 
 SIZE = 16 << 10
 HIT, MISSING, CORRUPT, LOST = Outcome.HIT, Outcome.MISSING, Outcome.CORRUPT, Outcome.LOST_MEDIUM
@@ -83,13 +83,16 @@ def test_bounced_memory_is_given_back_at_once_and_not_touched_later(tmp_path: Pa
 def test_memory_read_in_place_is_kept_until_the_last_read_of_it_is_over(faulty: FaultyStore) -> None:
     keys = make_keys(8)
     save(faulty.store, keys, SIZE)
-    faulty.reads.chance(late(0.1), 1.0, opcode=READ)
+    faulty.reads.chance(stall(), 1.0, opcode=READ)
     buffers = arena(8, SIZE)
     transfer = faulty.store.load(keys, buffers)
+    while not faulty.reads.stalled():
+        transfer.wait_released(0.01)
     assert transfer.wait(0.01) == [False] * 8
+    assert not transfer.wait_released(0.05)
+    faulty.heal()
     assert transfer.wait_released(WAIT_S)
     buffers[:] = 0x5A
-    faulty.heal()
     assert load(faulty.store, keys, SIZE) == [HIT] * 8
     assert (buffers == 0x5A).all()
 
@@ -134,8 +137,10 @@ def test_close_is_bounded_and_gives_verdicts(tmp_path: Path) -> None:
 def test_a_defect_in_the_loop_gives_everybody_a_verdict(faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = make_keys(4)
     save(faulty.store, keys, SIZE)
-    faulty.reads.next(late(0.05), opcode=READ)
+    faulty.reads.next(stall(), opcode=READ)
     first = faulty.store.load(keys[:1], arena(1, SIZE))
+    while not faulty.reads.stalled():
+        first.wait_released(0.01)
 
     def defect(*_: object) -> bool:
         raise TypeError("a defect")
@@ -145,6 +150,9 @@ def test_a_defect_in_the_loop_gives_everybody_a_verdict(faulty: FaultyStore, mon
     for transfer in (first, second):
         assert transfer.wait(WAIT_S) == [False] * len(transfer.outcomes)
         assert set(transfer.outcomes) == {LOST}
+    assert not first.released(), "the kernel may still write to it"
+    faulty.heal()
+    for transfer in (first, second):
         assert transfer.wait_released(WAIT_S)
     assert load(faulty.store, keys, SIZE) == [LOST] * 4
     assert "rewarm-read: TypeError: a defect" in faulty.store.stats().notes

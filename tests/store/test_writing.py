@@ -171,13 +171,15 @@ def test_commands_do_not_wait_for_a_medium_that_hangs(tmp_path: Path) -> None:
 
 def test_cancelled_saves_keep_their_memory_while_the_kernel_reads_it(faulty: FaultyStore) -> None:
     keys = make_keys(1)
-    faulty.writes.next(late(0.1), opcode=WRITE)
+    faulty.writes.next(stall(), opcode=WRITE)
     block = arena(1, SIZE)
     block[0] = np.frombuffer(payload(keys[0], SIZE), np.uint8)
     transfer = faulty.store.save(keys, block)
-    while not faulty.writes.injected:
-        transfer.wait_released(0.005)
+    while not faulty.writes.stalled():
+        transfer.wait_released(0.01)
     transfer.cancel()
+    assert not transfer.wait_released(0.05)
+    faulty.heal()
     assert transfer.wait_released(WAIT_S)
     block[:] = 0x5A
     assert transfer.outcomes == [Outcome.CANCELLED]

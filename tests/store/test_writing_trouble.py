@@ -19,7 +19,7 @@ from rewarm.store.devices.base import WRITE
 from rewarm.store.opening import open_store
 from rewarm.store.saving import Command
 from rewarm.testing import make_keys, payload
-from rewarm.testing.faulty import late
+from rewarm.testing.faulty import stall
 
 SIZE = 16 << 10
 STORED, ALREADY, FULL, LOST = Outcome.STORED, Outcome.ALREADY, Outcome.REFUSED_FULL, Outcome.LOST_MEDIUM
@@ -155,8 +155,10 @@ def test_a_pool_larger_than_its_disk_lives_on_what_there_is(tiny_disk: Path) -> 
 def test_a_defect_in_the_loop_gives_everybody_a_verdict(faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, more = make_keys(2, "kept"), make_keys(5, "more")
     save(faulty.store, kept, SIZE)
-    faulty.writes.next(late(0.05), opcode=WRITE)
+    faulty.writes.next(stall(), opcode=WRITE)
     first = faulty.store.save(more[:1], [payload(more[0], SIZE)])
+    while not faulty.writes.stalled():
+        first.wait_released(0.01)
     follower = faulty.store.save(more[:1], [payload(more[0], SIZE)])
 
     def defect(*_: object) -> None:
@@ -166,8 +168,11 @@ def test_a_defect_in_the_loop_gives_everybody_a_verdict(faulty: FaultyStore, mon
     second = faulty.store.save(more[1:], [payload(key, SIZE) for key in more[1:]])
     for transfer in (first, follower, second):
         assert not any(transfer.wait(WAIT_S))
-        assert transfer.wait_released(WAIT_S)
         assert set(transfer.outcomes) == {LOST}
+    assert not first.released(), "the kernel may still read it"
+    faulty.heal()
+    for transfer in (first, follower, second):
+        assert transfer.wait_released(WAIT_S)
     assert save(faulty.store, more, SIZE) == [LOST] * 5
     for command in (faulty.store.flush, faulty.store.erase, lambda: faulty.store.evict(0)):
         with pytest.raises(StorageError, match="rewarm-write: MemoryError: a defect"):
