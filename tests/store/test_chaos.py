@@ -67,9 +67,7 @@ def give_up_sometimes(transfer: Transfer, dice: random.Random) -> None:
 def one_turn(store: FileStore, dice: random.Random) -> None:
     """Do one thing."""
     some = [dice.choice(KEYS) for _ in range(dice.randrange(1, 20))]
-    verb = dice.choices(
-        ["save", "load", "evict", "erase", "refresh", "pin", "check", "flush"], [45, 45, 2, 1, 2, 2, 1, 1]
-    )
+    (verb,) = dice.choices(list(VERBS), list(VERBS.values()))
     if verb == ["save"]:
         give_up_sometimes(store.save(some, [payload(key, size_of(key)) for key in some]), dice)
     elif verb == "load":
