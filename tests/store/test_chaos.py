@@ -68,7 +68,7 @@ def one_turn(store: FileStore, dice: random.Random) -> None:
     """Do one thing."""
     some = [dice.choice(KEYS) for _ in range(dice.randrange(1, 20))]
     (verb,) = dice.choices(list(VERBS), list(VERBS.values()))
-    if verb == ["save"]:
+    if verb == "save":
         give_up_sometimes(store.save(some, [payload(key, size_of(key)) for key in some]), dice)
     elif verb == "load":
         buffers = [arena(1, size_of(key))[0] if dice.random() < 0.5 else bytearray(size_of(key)) for key in some]
