@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment of the engine tests: vLLM for the CPU, in a virtual environment of its own beside the checkout.
 #   tests/engine/environment.sh [DIRECTORY]     (default .venv-vllm; about 4 GB and four minutes)
+# Exit code 3: this machine's package index has no torch for the CPU, so that no engine can be had here.
 # vLLM 0.32 goes into the environment, 0.31 beside it: both need the same torch. What is there already is kept.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -17,7 +18,7 @@ pip=("$target/bin/python" -m pip install --quiet --disable-pip-version-check --n
 if ! "${pip[@]}" --no-deps "torch==2.13.0+cpu" 2>"$target/torch.log"; then
     cat "$target/torch.log" >&2
     echo "error: pip finds no torch==2.13.0+cpu; add PyTorch's index of CPU wheels (PIP_EXTRA_INDEX_URL)" >&2
-    exit 1
+    exit 3
 fi
 "${pip[@]}" --no-deps -r tests/engine/requirements.txt
 # Its own list of dependencies names torchvision and others that are not needed for text.
