@@ -121,10 +121,11 @@ def test_everything_at_once(tmp_path: Path, options: str) -> None:
     for one in stores:
         one.heal()
         one.store.close()
-        stats = one.store.stats()
+    for stats in [one.store.stats() for one in stores]:
         assert (stats.unreleased_bytes, stats.queued_bytes) == (0, 0)
         assert not [note for note in stats.notes if note.startswith("rewarm-")], "a loop has ended"
-        assert stats.used_bytes <= CAPACITY
+        # Handles that look at the same moment may each open a segment in the last room that there is.
+        assert stats.used_bytes <= CAPACITY + HANDLES * CAPACITY // 64
     assert wrong == []
     for thread in [thread for thread in threading.enumerate() if thread.name.startswith("rewarm-")]:
         thread.join(VERDICT_S)  # workers of a device end by themselves, soon after it is closed

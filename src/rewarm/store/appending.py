@@ -44,13 +44,13 @@ class Appender:
         `unwritten_bytes` are on their way to the medium, which does not count them yet.
         """
         self._leave_removed()
-        if self.target is not None and not self.target.room_for(length):
+        if self.target is not None and not (self.target.room_for(length) and self.target.log_has_room()):
             self.seal(self.target)
         if self.target is None and self.writer is not None and self.writer.log.offset > self.writer.segment_bytes:
             self._start_over()
         if self.target is None:
             writer = self.ensure_writer()
-            if not self._side.make_room(max(writer.segment_bytes, length) + unwritten_bytes):
+            if not self._side.make_room(max(writer.segment_bytes, length) + writer.log_bytes + unwritten_bytes):
                 return None
             try:
                 self.target = writer.new_segment()

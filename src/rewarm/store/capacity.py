@@ -14,7 +14,7 @@ import msgspec
 
 from rewarm.store.pool import FileFacts, Pool
 from rewarm.store.segments import Segment, SegmentTable
-from rewarm.store.writer import writer_is_dead
+from rewarm.store.writer import log_bytes_for, writer_is_dead
 
 HIGH_MARK = 0.95
 LOW_MARK = 0.90
@@ -93,7 +93,7 @@ class Victims:
         return self._named(file for file in usage.files if file.is_segment and file.writer in wanted)
 
     def growth_of_others(self, usage: Usage) -> int:
-        """Bytes by which the open segments of other living writers may still grow: room that is not to be had twice.
+        """Bytes by which open segments and logs of other living writers may grow: room that is not to be had twice.
 
         Known on a local file system only, where it can be told who lives.
         """
@@ -101,10 +101,10 @@ class Victims:
         newest = {file.writer: file for file in usage.files if file.is_segment and file.writer not in self._own}
         growth = 0
         for file in newest.values() if self._local else ():
-            left = self._pool.facts.segment_bytes - file.bytes_on_disk
+            segment_bytes = self._pool.facts.segment_bytes
             is_open = self._table.get(file.writer, file.number).sealed_bytes is None
-            if left > 0 and is_open and not self._is_dead(file.writer, logs.get(file.writer)):
-                growth += left
+            if is_open and not self._is_dead(file.writer, logs.get(file.writer)):
+                growth += max(segment_bytes - file.bytes_on_disk, 0) + log_bytes_for(segment_bytes)
         return growth
 
     def spent_logs(self, usage: Usage, kept: Set[str], age_s: float) -> list[FileFacts]:

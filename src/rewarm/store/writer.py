@@ -28,9 +28,17 @@ from rewarm.store.tailing import Shared
 MAKE_ATTEMPTS = 3
 """Somebody who removes the logs of the dead can take the newest for one of them, for a moment."""
 
+LOG_SHARE = 4
+"""A quarter of a segment is set aside for what the log says meanwhile: a block of a page takes as much there."""
+
 LOCK_ATTEMPTS = 100
 LOCK_PAUSE_S = 0.01
 """Who asks whether a writer is dead lets go of its lock at once; a second is ample."""
+
+
+def log_bytes_for(segment_bytes: int) -> int:
+    """How much a log may grow while one segment is filled."""
+    return segment_bytes // LOG_SHARE
 
 
 class OpenSegment:
@@ -41,6 +49,7 @@ class OpenSegment:
         self.segment = segment
         self.descriptor = descriptor
         self.limit = writer.segment_bytes
+        self.log_end = writer.log.offset + writer.log_bytes
         self.end = PAGE
         self.groups = 0
         self.unsynced_bytes = 0
@@ -51,6 +60,10 @@ class OpenSegment:
     def room_for(self, count: int) -> bool:
         """True when a payload of `count` bytes fits; an empty segment takes one of any size."""
         return self.end + layout.pages(count) <= self.limit or self.end == PAGE
+
+    def log_has_room(self) -> bool:
+        """True while the log has grown by no more than what was reckoned with when this segment was opened."""
+        return self.writer.log.offset <= self.log_end
 
     def allocate(self, count: int) -> int:
         """Offset of a new payload."""
@@ -74,6 +87,7 @@ class Writer:
         self._retired = False
         self.id = writer_id
         self.segment_bytes = pool.facts.segment_bytes
+        self.log_bytes = log_bytes_for(self.segment_bytes)
         self.directory = pool.writers / self.id
         pool.make_directory(pool.root / WRITERS)
         pool.note_namespace(namespace, description)
