@@ -367,3 +367,12 @@ def test_erase_waits_for_saves_that_came_before(tmp_path: Path) -> None:
         assert set(transfer.outcomes) == {STORED}
         assert not store.lookup(keys).mask.any()
         assert store.stats().blocks == 0
+
+
+def test_a_log_does_not_grow_unseen_while_a_segment_is_filled(tmp_path: Path) -> None:
+    """A block of ten bytes takes a page in its segment and a page in the log: room is looked for again in time."""
+    with open_pool(tmp_path) as store:
+        assert set(save(store, make_keys(40), batch=1, size=10)) == {STORED}
+        segments = list((tmp_path / "writers").glob("*/*.seg"))
+        assert len(segments) > 1
+        assert sum(path.stat().st_size for path in segments) < SEGMENT
