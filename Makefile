@@ -5,7 +5,7 @@
 VENV    := .venv
 BIN     := $(VENV)/bin
 PYTHON  ?= python3 python3.14 python3.13 python3.12 python3.11 python
-SUITES  := crash lab scale engine browser
+SUITES  := crash lab soak scale engine lmcache sglang transformers browser
 BENCHES := $(filter-out _%,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 PIP     := $(BIN)/python -m pip install --quiet --prefer-binary
 
