@@ -11,7 +11,7 @@ import errno
 import os
 from collections.abc import Callable
 
-from rewarm.store.layout import Kind
+from rewarm.store.layout import PAGE, Kind
 from rewarm.store.saving import WriteSide
 from rewarm.store.writer import OpenSegment, Writer
 
@@ -50,7 +50,9 @@ class Appender:
             self._start_over()
         if self.target is None:
             writer = self.ensure_writer()
-            if not self._side.make_room(max(writer.segment_bytes, length) + writer.log_bytes + unwritten_bytes):
+            unsealed_bytes = len(self._open) * PAGE  # Each will be named in the log once more.
+            need = max(writer.segment_bytes, length) + writer.log_bytes
+            if not self._side.make_room(need + unwritten_bytes + unsealed_bytes):
                 return None
             try:
                 self.target = writer.new_segment()

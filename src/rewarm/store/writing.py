@@ -19,6 +19,7 @@ from rewarm.store.appending import FULL, Appender
 from rewarm.store.buffers import BouncePool
 from rewarm.store.contract import Outcome
 from rewarm.store.devices.base import OPERATION, SYNC, Completions, Device
+from rewarm.store.layout import PAGE
 from rewarm.store.loop import IoLoop, fulfil
 from rewarm.store.saving import GROUP_BLOCKS, GROUP_BYTES, TAG_SHIFT, Command, Group, SaveJob, WriteSide
 
@@ -145,7 +146,8 @@ class WriteLoop(IoLoop[SaveJob | Command]):
         return bool(self._groups or self._after or self._syncs)
 
     def _unwritten_bytes(self) -> int:
-        return sum(group.bytes_on_disk() for group in self._groups.values())
+        """What groups under way will still take: payload, and a page of the log each at least."""
+        return sum(group.bytes_on_disk() + PAGE for group in self._groups.values())
 
     def _number(self) -> int:
         self._next_number = self._next_number % 0x7FFFFFFF + 1
