@@ -275,7 +275,9 @@ def _request(restore: Restore, modelled_s: float, blocks: int) -> Request:
 def _with_share(run: _Run, cell: Cell) -> Cell:
     """The cell beside the best ceiling of the run: what the medium was seen to do at any time, so nothing flatters."""
     mine = [ceiling.read_bytes_per_s for ceiling in run.ceilings if ceiling.target == cell.target]
-    return msgspec.structs.replace(cell, ceiling_share=cell.read_bytes_per_s / max(mine)) if mine else cell
+    if not mine or cell.read_bytes_per_s is None:
+        return cell
+    return msgspec.structs.replace(cell, ceiling_share=cell.read_bytes_per_s / max(mine))
 
 
 def _result(run: _Run) -> Result:

@@ -23,8 +23,10 @@ class Percentiles(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a wave: the full sample behind the percentiles. `ttft_s` is null when a block was missing.
 
-    Seconds count from the wave's start: when the client had submitted it, when its first blocks had come back
-    verified, when its last had. The first two are null in results of versions that did not keep them.
+    Seconds count from the request's own intended start, which is `intended_s` after the cell's: when the client had
+    submitted it, when its first blocks had come back verified, when its last had. The first two are null in results
+    of versions that did not keep them. A server adds `live`; its blocks are not seen, so `hits` and `misses` count the
+    request itself.
     """
 
     session: int
@@ -34,6 +36,45 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     submitted_s: float | None = None
     first_byte_s: float | None = None
     last_byte_s: float | None = None
+    intended_s: float = 0.0
+    live: LiveRequest | None = None
+
+
+class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server did with one request. `end_s` counts as the other times of the request do; tokens are those that
+    the server reported. `failure` says why there is no answer; null: it was answered whole."""
+
+    end_s: float | None
+    tpot_s: float | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int
+    failure: str | None = None
+
+
+class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy the load client itself was: CPU time of its process over the time of the cell, and how late its event
+    loop woke up. `limits` says where its share of a number is too large for that to be the server's; empty: nowhere."""
+
+    cpu_share: float
+    lag_s: Percentiles
+    lag_max_s: float
+    limits: list[str]
+
+
+class Live(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server's cell has beside `ttft_s`: time per output token after the first, intended start to the end of
+    the answer, output tokens of all requests over the time of the cell, and prompt tokens, in all and from a cache as
+    the server reported it (null: it reports none). `gaps` counts the waits between pieces of text of one answer:
+    [upper bound in s, waits], 20 buckets a decade."""
+
+    tpot_s: Percentiles
+    e2e_s: Percentiles
+    output_tokens_per_s: float
+    prompt_tokens: int
+    cached_tokens: int | None
+    gaps: list[tuple[float, int]]
+    client: ClientLoad
 
 
 class CellBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +89,16 @@ class CellBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recompute(msgspec.Struct, frozen=True, kw_only=True):
-    """Computing the same prefixes anew on the named GPUs, one request after another from the same start."""
+    """Computing the same prefixes anew: on the named GPUs, one request after another from the same start, or, with the
+    source `measured`, on the server itself with as many prompts that it had never seen; then there are no GPUs to name.
+    """
 
     ttft_s: Percentiles
     tokens_per_s: float
-    break_even_bytes_per_s: float
-    gpu: str
-    gpus: int
-    mfu: float
+    break_even_bytes_per_s: float | None
+    gpu: str | None
+    gpus: int | None
+    mfu: float | None
     source: str
 
 
@@ -71,8 +114,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     modelled_s: float
     """The modelled part of every `ttft_s`: prefill of the job's new tokens. 0: `ttft_s` is measured throughout."""
     seconds: float
-    restored_tokens_per_s: float
-    read_bytes_per_s: float
+    restored_tokens_per_s: float | None
+    read_bytes_per_s: float | None
     ceiling_share: float | None
     cpu_s_per_gb: float | None
     client_cpu_share: float
@@ -89,6 +132,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     recompute: Recompute | None
     requests: list[Request]
+    live: Live | None = None
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,14 +156,25 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     repeats: int
     ttft_s: Percentiles
-    restored_tokens_per_s: float
-    read_bytes_per_s: float
+    restored_tokens_per_s: float | None
+    read_bytes_per_s: float | None
     ceiling_share: float | None
     cpu_s_per_gb: float | None
     spread: float | None
     misses: int
     cold: str
     recompute: Recompute | None
+    live: LiveSummary | None = None
+
+
+class LiveSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians of what only a server has. `cached_share` is that of its prompt tokens; `client_limits` of any repeat."""
+
+    tpot_s: Percentiles
+    e2e_s: Percentiles
+    output_tokens_per_s: float
+    cached_share: float | None
+    client_limits: list[str]
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,8 +37,8 @@ def _summary(cells: list[Cell]) -> Summary:
             _median([cell.ttft_s.p90 for cell in cells]),
             _median([cell.ttft_s.p99 for cell in cells]),
         ),
-        restored_tokens_per_s=median(cell.restored_tokens_per_s for cell in cells),
-        read_bytes_per_s=median(cell.read_bytes_per_s for cell in cells),
+        restored_tokens_per_s=_median([cell.restored_tokens_per_s for cell in cells]),
+        read_bytes_per_s=_median([cell.read_bytes_per_s for cell in cells]),
         ceiling_share=_median([cell.ceiling_share for cell in cells]),
         cpu_s_per_gb=_median([cell.cpu_s_per_gb for cell in cells]),
         spread=_spread([cell.ttft_s.p50 for cell in cells]),
@@ -111,13 +111,13 @@ def against_recompute(group: Sequence[Summary]) -> str:
     recompute = group[0].recompute
     if recompute is None or not all(parts):
         return ""
-    worst = min(summary.read_bytes_per_s for summary in group)
-    return (
-        f"{group[0].target}: against recompute on {_gpus(recompute)} (modelled at {recompute.mfu:.0%} of peak), median "
-        f"time to first token: {'; '.join(parts)}. Restoring pays above "
-        f"{format_rate(recompute.break_even_bytes_per_s)} here and the slowest wave had {format_rate(worst)}."
-        + ("" if all(summary.cold == "proven" for summary in group) else " These reads are not proven to be cold.")
-    )
+    line = f"{group[0].target}: against {_recompute_of(recompute)}, median time to first token: {'; '.join(parts)}."
+    rates = [summary.read_bytes_per_s for summary in group if summary.read_bytes_per_s is not None]
+    if recompute.break_even_bytes_per_s is not None and rates:
+        pays = format_rate(recompute.break_even_bytes_per_s)
+        line += f" Restoring pays above {pays} here and the slowest wave had {format_rate(min(rates))}."
+    cold = all(summary.cold == "proven" for summary in group)
+    return line if cold else f"{line} These reads are not proven to be cold."
 
 
 def _one_against_recompute(summary: Summary) -> str:
@@ -146,5 +146,8 @@ def _between(one: Summary, other: Summary) -> str:
     return f"{label}: median time to first token {found.ratio:.2f}x as short (spread of the repeats {found.noise:.0%})"
 
 
-def _gpus(recompute: Recompute) -> str:
-    return f"{recompute.gpus} x {recompute.gpu}"
+def _recompute_of(recompute: Recompute) -> str:
+    """Where the figures of recompute come from."""
+    if recompute.mfu is None:
+        return f"recompute ({recompute.source} on the same server)"
+    return f"recompute on {recompute.gpus} x {recompute.gpu} (modelled at {recompute.mfu:.0%} of peak)"
