@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from rewarm.bench import probe
+from rewarm.bench.histogram import histogram
 from rewarm.bench.medium import medium_of
-from rewarm.bench.probe import ProbeResult, file_bytes, histogram, run_probe
+from rewarm.bench.probe import ProbeResult, file_bytes, run_probe
 from rewarm.cli import exits, main
 from rewarm.errors import ConfigError, StorageError
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from rewarm.bench.cold import Claim, Counting, drop_page_cache, judge, try_counting
 from rewarm.bench.counters import take_snapshot
+from rewarm.bench.histogram import histogram
 from rewarm.bench.host import host_facts, package_version
 from rewarm.bench.medium import Medium, medium_of
 from rewarm.bench.payload import SECTOR_BYTES
@@ -44,8 +45,6 @@ FILE_BYTES_MIN = 64 * MIB
 ROOM_SHARE = 0.5
 """Most of the room on the medium that the file may take."""
 CELL_S_MAX = 1.0
-_BUCKETS_PER_DECADE = 20
-_BUCKET_FIRST_S = 1e-6
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,14 +220,6 @@ def _book(opcode: int, block: int, in_flight: int, reading: RawReading, cold: st
         seconds=reading.seconds,
         cold=cold,
     )
-
-
-def histogram(values_s: npt.NDArray[np.float64]) -> list[tuple[float, int]]:
-    """Counts in logarithmic buckets, 20 to a decade from 1 microsecond on: (upper bound in s, count), none empty."""
-    positions = np.ceil(np.log10(np.maximum(values_s, _BUCKET_FIRST_S) / _BUCKET_FIRST_S) * _BUCKETS_PER_DECADE)
-    buckets, counts = np.unique(positions.astype(np.int64), return_counts=True)
-    bounds = _BUCKET_FIRST_S * 10.0 ** (buckets / _BUCKETS_PER_DECADE)
-    return list(zip(bounds.tolist(), counts.tolist(), strict=True))
 
 
 def _top(readings: Sequence[ProbeReading], operation: str) -> float:
