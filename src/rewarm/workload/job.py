@@ -42,9 +42,9 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An OpenAI-compatible server under test. `cold` says how its cache is emptied before each cell: a `restart` command,
-    prompts that overflow its `cache_tokens`, or not at all (`none`); null: a restart if there is a command, else
-    overflow.
+    """An OpenAI-compatible server under test. `cold` says how its cache is emptied before each cell: a `restart`
+    command, prompts that overflow its `cache_tokens`, or not at all (`none`); null: a restart if there is a command,
+    else overflow.
 
     `model` is the name it serves (null: the first that it lists), `api` which of its two ways is asked, `body` what is
     added to every request, `connections` how many are used at once (null: as many as there are requests).
@@ -69,8 +69,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     * `open`: N requests arrive as a Poisson stream of `requests_per_s`.
     * `trace`: the first N requests of `trace`, at its times, with its lengths up to `tokens`.
 
-    `new_tokens` follow each prefix, and a server answers with `output_tokens`. A store is beside it written at `write_bytes_per_s`; a server gets
-    `fresh_requests_per_s` prompts that it has never seen.
+    `new_tokens` follow each prefix, and a server answers with `output_tokens`. Beside a cell a store is written at
+    `write_bytes_per_s`; a server gets `fresh_requests_per_s` prompts that it has never seen.
     """
 
     model: str = ""
