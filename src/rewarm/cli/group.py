@@ -19,6 +19,7 @@ VERBS = {
     "demo": "The main job on this machine's own disk: restore KV cache cold, beside recompute.",
     "probe": "The raw read and write ceiling of a medium.",
     "bench": "Measure cold recovery on one or more stores, beside recompute.",
+    "compare": "Two results beside each other: faster, slower, or no difference beyond noise.",
     "plan": "Recompute, local drives or an array: nodes, capacity, writes, money.",
     "trace": "What a trace asks for, and what a cache of each size would hit.",
     "geometry": "KV bytes per token, per rank and per request of a model.",
