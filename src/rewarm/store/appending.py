@@ -112,7 +112,8 @@ class Appender:
         """Seal what is open, sync and close the writer."""
         target, self.target = self.target, None
         if target is not None:
-            self._sealed(target, _sync_now(target.descriptor))
+            self._announce_seal(target, _sync_now(target.descriptor))
+            self._close(target)
         self._start_over()
 
     def close_files(self) -> None:
@@ -131,13 +132,17 @@ class Appender:
                 self._sync(target.descriptor, lambda result: self._sealed(target, result))
 
     def _sealed(self, target: OpenSegment, result: int) -> None:
+        """The payload is synced: say so, and sync what the log says of it, which bounds what a power loss costs."""
+        self._announce_seal(target, result)
+        self._sync(target.writer.log.descriptor, lambda _: self._close(target))
+
+    def _announce_seal(self, target: OpenSegment, result: int) -> None:
         segment = target.segment
         if result >= 0 and not segment.gone:
             with contextlib.suppress(OSError):
                 written = target.writer.announce(Kind.SEALED, segment.writer, segment.number, target.end)
                 self._side.counters.add(bytes_log=written)
                 segment.sealed_bytes = target.end
-        self._close(target)
 
     def _close(self, target: OpenSegment) -> None:
         self._open.discard(target)

@@ -173,11 +173,12 @@ class Writer:
         return not os.fstat(self.log.descriptor).st_nlink
 
     def close(self) -> None:
-        """Sync and close the log; a writer that stored and announced nothing leaves no directory behind."""
+        """Sync and close the log and all names; a writer that stored and announced nothing leaves no directory."""
         empty = self.log.frames <= 1
         if not empty:
             with contextlib.suppress(OSError):
                 os.fdatasync(self.log.descriptor)
+                self.sync_names()
         self.log.close()
         if empty:
             with contextlib.suppress(OSError):
