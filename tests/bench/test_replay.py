@@ -216,3 +216,23 @@ def test_a_job_larger_than_the_disk_is_refused_before_the_first_byte(
 
 def test_a_pool_is_made_large_enough() -> None:
     assert needed_bytes(1000 << 20) * 0.9 > 1000 << 20
+
+
+def test_the_order_decides_the_median_of_a_wave_and_not_its_end(counted: Path, stage: Any) -> None:
+    """All at once: every request ends with the last. One after another, either way: the median is half of the last."""
+    url = f"file://{counted}"
+    orders = ("together", "arrival", "shortest")
+    targets = {name: {"url": url, "rate": "100MB/s", "order": name} for name in orders}
+    result = run(stage, targets, tokens=64, concurrency=[8], repeats=1)
+    assert [cell.target for cell in result.cells] == list(orders)
+    for cell in result.cells:
+        assert (cell.misses, cell.wrong_blocks, cell.compared) == (0, 0, "every byte")
+        assert cell.ttft_s.p50 is not None
+        assert cell.ttft_s.p99 is not None
+        median = cell.ttft_s.p50 / cell.ttft_s.p99
+        assert median > 0.8 if cell.target == "together" else median < 0.65
+
+
+def test_an_unknown_order_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"order"):
+        job({"disk": {"url": "file:///tmp", "order": "longest"}})

@@ -21,6 +21,7 @@ from rewarm.bench.wave import SLOWEST_BYTES_PER_S
 from rewarm.errors import ConfigError, StorageError
 from rewarm.store.contract import Store
 from rewarm.store.opening import open_store, parse_url
+from rewarm.tiers.opening import open_tier
 from rewarm.units import format_rate, format_size, parse_size
 from rewarm.workload.job import Target
 
@@ -67,13 +68,14 @@ class Pool:
             yield store
 
     @contextmanager
-    def reader(self, emulated_bytes_per_s: float | None) -> Iterator[Store]:
-        """A fresh handle that reads at the speed of the medium, or of the emulated one."""
+    def reader(self, target: Target) -> Iterator[Store]:
+        """A fresh handle that reads at the speed of the medium, or of the emulated one, in the target's order."""
         if self.store:
             yield self.store
             return
-        limit = RateLimit(emulated_bytes_per_s) if emulated_bytes_per_s else None
-        with open_store(self.url, namespace=NAMESPACE, device_wrapper=limit.wrap if limit else None) as store:
+        limit = RateLimit(target.emulated_bytes_per_s) if target.emulated_bytes_per_s else None
+        url = f"pool:?drive={quote(self.url, safe='')}&order=shortest" if target.order == "shortest" else self.url
+        with open_tier(url, namespace=NAMESPACE, device_wrapper=limit.wrap if limit else None) as store:
             try:
                 yield store
             finally:

@@ -92,7 +92,7 @@ def run_job(
         notes += _cold_notes(run) + _slice_notes(run)
         _fill(run, stages, opened)
         for name, target in job.targets.items():
-            run.readers[name] = stack.enter_context(pools[name].reader(target.emulated_bytes_per_s))
+            run.readers[name] = stack.enter_context(pools[name].reader(target))
             notes.append(_device_note(_label(job, name), run.readers[name].stats()))
             opened(_label(job, name), run.readers[name])
         for repeat in range(job.repeats):
@@ -200,7 +200,8 @@ def _cell(run: _Run, name: str, concurrency: int, repeat: int, advance: Callable
     pool, store = run.pools[name], run.readers[name]
     pool.make_cold()
     before = store.stats()
-    wave = Wave(store, run.sessions, run.payload, run.destinations, concurrency, advance)
+    together = run.job.targets[name].order == "together"
+    wave = Wave(store, run.sessions, run.payload, run.destinations, concurrency, advance, together=together)
     reading = wave.run(pool.device_number)
     return _book(run, name, repeat, reading, before, store.stats())
 

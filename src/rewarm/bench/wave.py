@@ -78,7 +78,8 @@ class WaveReading:
 class Wave:
     """One wave of `concurrency` requests for the sessions 0 to `concurrency` - 1, which the store must hold already.
 
-    `advance` hears of bytes that came back. Run it once, from one thread.
+    `advance` hears of bytes that came back; `together`: the requests take turns slice by slice, so that they end
+    together. Run it once, from one thread.
     """
 
     def __init__(
@@ -89,12 +90,14 @@ class Wave:
         destinations: Destinations,
         concurrency: int,
         advance: Callable[[float], None],
+        *,
+        together: bool = False,
     ) -> None:
         self._store = store
         self._payload = payload
         self._destinations = destinations
         self._advance = advance
-        self._region = destinations.region(concurrency)
+        self._region = destinations.region(concurrency, together=together)
         self._restores = [Restore(s, sessions.keys(s), sessions.numbers(s)) for s in range(concurrency)]
         self._limit_s = _GRACE_S + concurrency * sessions.bytes_per_session / SLOWEST_BYTES_PER_S
         self._flying: dict[int, _Slice] = {}

@@ -32,13 +32,19 @@ RATE_MAX = 1e6
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 Shape = Literal["wave", "closed", "open", "trace"]
+Order = Literal["arrival", "together", "shortest"]
 
 
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A medium under test. With `emulated_bytes_per_s` its reads are slowed down to that rate, and so labelled."""
+    """A medium under test. With `emulated_bytes_per_s` its reads are slowed down to that rate, and so labelled.
+
+    `order`: requests are served one after another as they came (`arrival`), the one with the least left first
+    (`shortest`), or all at once, side by side, so that they end together (`together`).
+    """
 
     url: str
     emulated_bytes_per_s: float | None = None
+    order: Order = "arrival"
 
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -124,7 +130,7 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> Job:
 def make_job(table: Mapping[str, Any], where: str) -> Job:
     """Build a job from plain values; `where` names their source in errors. A target is a URL or a table.
 
-    A target's table has `url` and, for an emulated medium, `rate` such as "6.9GB/s". Durations and rates are numbers in
+    A target's table has `url`, `order`, and, for an emulated medium, `rate` such as "6.9GB/s". Durations and rates are numbers in
     the unit of their key, or text with a unit.
     """
     _check_keys(table, Job.__struct_fields__, where)
@@ -155,9 +161,9 @@ _WITH_UNITS = {"think_s": parse_duration, "timeout_s": parse_duration, "write_by
 
 
 def _target(value: Any, where: str) -> dict[str, Any]:
-    table = _table(value, ("url", "rate"), where)
-    rate = table.get("rate")
-    return {"url": table["url"], "emulated_bytes_per_s": None if rate is None else parse_rate(rate)}
+    table = dict(_table(value, ("url", "rate", "order"), where))
+    rate = table.pop("rate", None)
+    return {**table, "emulated_bytes_per_s": None if rate is None else parse_rate(rate)}
 
 
 def _server(value: Any, where: str) -> dict[str, Any]:
