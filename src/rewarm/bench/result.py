@@ -128,7 +128,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """How much of what came back was compared: `every byte`, or `8 bytes of every 4096`."""
     cold: str
     cold_reason: str
-    bytes: CellBytes
+    bytes: CellBytes | None
     device: str
     recompute: Recompute | None
     requests: list[Request]
@@ -223,5 +223,6 @@ def _failures(cell: Cell) -> list[str]:
         found.append(f"{where}: {cell.wrong_blocks} blocks came back with other bytes than were stored")
     if cell.misses:
         causes = ", ".join(f"{count} {cause}" for cause, count in cell.miss_causes.items())
-        found.append(f"{where}: {cell.misses} of {cell.hits + cell.misses} blocks missed: {causes}")
+        what = "blocks missed" if cell.live is None else "requests failed"
+        found.append(f"{where}: {cell.misses} of {cell.hits + cell.misses} {what}: {causes}")
     return found
