@@ -19,8 +19,9 @@ import numpy.typing as npt
 from rewarm.store.buffers import BouncePool, address_of
 from rewarm.store.contract import Outcome
 from rewarm.store.devices.base import OPERATION, READ, Completions, Device
+from rewarm.store.hashing import Hasher
 from rewarm.store.index import Places
-from rewarm.store.layout import PAGE, digest
+from rewarm.store.layout import PAGE
 from rewarm.store.loop import IoLoop
 from rewarm.store.operations import longest_read, plan_operations
 from rewarm.store.requests import Failure, LoadJob, Window, failure_of
@@ -57,6 +58,7 @@ class ReadLoop(IoLoop[LoadJob]):
     def __init__(self, side: ReadSide, device: Device) -> None:
         super().__init__(device, side.io_deadline_s)
         self._side = side
+        self._hasher = Hasher()
         self._bounce = BouncePool()
         self._jobs: deque[LoadJob] = deque()
         self._windows: dict[int, Window] = {}
@@ -284,14 +286,14 @@ class ReadLoop(IoLoop[LoadJob]):
         if window.regions or window.failed:
             return []
         numbers, views, checksums = window.blocks, window.job.borrowed.views, window.job.checksum
-        blocks = [numbers[i] for i in finished]
+        blocks, digest = [numbers[i] for i in finished], self._hasher.digest
         return blocks if [digest(views[block]) for block in blocks] == [checksums[block] for block in blocks] else []
 
     def _verify(self, job: LoadJob, block: int, region: npt.NDArray[np.uint8] | None) -> bool:
         """Compare the checksum of what was read; a bounced block is copied to its place only if it is right."""
         view = job.borrowed.views[block]
         payload = view if region is None else region[: len(view)]
-        if digest(payload) != job.checksum[block]:
+        if self._hasher.digest(payload) != job.checksum[block]:
             return False
         if region is not None:
             view[:] = payload

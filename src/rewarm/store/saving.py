@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from rewarm.store.buffers import Borrowed, address_of
 from rewarm.store.devices.base import OPERATION, WRITE
-from rewarm.store.layout import PAGE, digest, entry_dtype, pages
+from rewarm.store.hashing import Hasher
+from rewarm.store.layout import PAGE, entry_dtype, pages
 from rewarm.store.operations import plan_operations
 from rewarm.store.transfer import BatchTransfer, Counters
 from rewarm.store.writer import OpenSegment, Writer
@@ -107,10 +108,10 @@ class Group:
         operations["offset"], operations["address"], operations["length"] = plan.offset, plan.address, plan.length
         self.operations = operations
 
-    def sum_up(self) -> None:
+    def sum_up(self, hasher: Hasher) -> None:
         """Checksums of the payloads, computed while the writes are under way."""
         views = self.job.borrowed.views
-        self.checksums = [digest(views[block]) for block in self.blocks]
+        self.checksums = [hasher.digest(views[block]) for block in self.blocks]
 
     def entries(self) -> list[tuple[list[int], npt.NDArray[np.void]]]:
         """(positions in this group, log entries) by key length."""

@@ -19,6 +19,7 @@ from rewarm.store.appending import FULL, Appender
 from rewarm.store.buffers import BouncePool
 from rewarm.store.contract import Outcome
 from rewarm.store.devices.base import OPERATION, SYNC, Completions, Device
+from rewarm.store.hashing import Hasher
 from rewarm.store.layout import PAGE
 from rewarm.store.loop import IoLoop, fulfil
 from rewarm.store.saving import GROUP_BLOCKS, GROUP_BYTES, TAG_SHIFT, Command, Group, SaveJob, WriteSide
@@ -36,6 +37,7 @@ class WriteLoop(IoLoop[SaveJob | Command]):
         super().__init__(device, side.io_deadline_s)
         self._side = side
         self._bounce = BouncePool()
+        self._hasher = Hasher()
         self._jobs: deque[SaveJob | Command] = deque()
         self._groups: dict[int, Group] = {}
         self._unsent: deque[Group] = deque()
@@ -237,7 +239,7 @@ class WriteLoop(IoLoop[SaveJob | Command]):
         if group.sent == len(group.operations):
             self._unsent.popleft()
         if not group.checksums:
-            group.sum_up()
+            group.sum_up(self._hasher)
         return True
 
     # What follows a completed group.
