@@ -120,6 +120,8 @@ class Client:
             answer.fail("timed out", f"no whole answer in {self._timeout_s:g} s")
         except BadStream as error:
             answer.cause, answer.failure = error.cause, str(error)
+        except aiohttp.ClientPayloadError as error:
+            answer.fail("closed early", str(error))
         except aiohttp.ClientConnectorError as error:
             answer.fail("cannot connect", str(error))
         except (aiohttp.ClientError, OSError) as error:
@@ -158,7 +160,7 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
 
 class _Problem(msgspec.Struct):
     message: str | None = None
-    detail: msgspec.Raw | None = None
+    detail: Any = None
     error: _Problem | str | None = None
 
 
@@ -170,5 +172,5 @@ def _reason(page: bytes) -> str:
         return " ".join(page.decode(errors="replace").split())[:_QUOTED] or "no explanation"
     inner = problem.error
     found = inner if isinstance(inner, str) else inner.message if inner else None
-    found = found or problem.message or (bytes(problem.detail).decode(errors="replace") if problem.detail else None)
+    found = found or problem.message or (str(problem.detail) if problem.detail else None)
     return (found or page.decode(errors="replace"))[:_QUOTED]

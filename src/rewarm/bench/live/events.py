@@ -7,6 +7,7 @@ no clock and no connection.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -61,7 +62,7 @@ class Usage(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -110,8 +111,8 @@ class Events:
             event = _decode(data)
         except msgspec.DecodeError as error:
             raise BadStream("malformed event", f"{error}: {_quoted(data)}") from error
-        if event.error is not None and bytes(event.error) != b"null":
-            raise BadStream("error in the stream", _quoted(bytes(event.error)))
+        if event.error is not None:
+            raise BadStream("error in the stream", _quoted(msgspec.json.encode(event.error)))
         self.usage = event.usage or self.usage
         for choice in event.choices:
             self.pieces += choice.has_text()

@@ -198,7 +198,7 @@ def _client(reading: LoadReading, ttft_s: Percentiles, tpot_s: Percentiles) -> C
     cpu_share = reading.cpu_s / reading.seconds
     sent = [answer.sent - answer.intended for answer in reading.answers if answer.sent is not None]
     limits = [f"the client used {cpu_share:.0%} of a processor"] if cpu_share > CPU_SHARE_MAX else []
-    limits += _late("its event loop woke up", lag_s.p99, "first token", ttft_s.p50)
+    limits += _late("its event loop woke up", lag_s.p90, "first token", ttft_s.p50)
     limits += _late("its event loop woke up", lag_s.p50, "token", tpot_s.p50)
     limits += _late("requests left", percentiles(sent).p50 if sent else None, "first token", ttft_s.p50)
     return ClientLoad(cpu_share=cpu_share, lag_s=lag_s, lag_max_s=max(reading.lags_s, default=0.0), limits=limits)
