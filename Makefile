@@ -10,12 +10,12 @@ BENCHES := $(filter-out _%,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.
 PIP     := $(BIN)/python -m pip install --quiet --prefer-binary
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format engine-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
+.PHONY: help demo test check lint types format engine-env sglang-env transformers-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
-	@echo "test-SUITE    the tests with a marker: $(SUITES)"
-	@echo "bench-NAME    a benchmark of benchmarks/: $(or $(BENCHES),none yet)"
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
+	@echo "test-SUITE        the tests with a marker: $(SUITES)"
+	@echo "bench-NAME        a benchmark of benchmarks/: $(or $(BENCHES),none yet)"
 
 demo: $(VENV)/.core ## the main job on this machine's disk, in two minutes and at most 3 GB
 	@$(BIN)/rewarm demo
@@ -49,11 +49,17 @@ $(BENCHES:%=bench-%): bench-%: $(VENV)/.dev
 engine-env: ## vLLM for the CPU in .venv-vllm, for make test-engine: two minutes, 4 GB
 	@tests/engine/environment.sh
 
+sglang-env: ## SGLang's host pools in .venv-sglang, for make test-sglang: makes the engine's first
+	@tests/sglang/environment.sh
+
+transformers-env: ## Transformers in .venv-transformers, for make test-transformers
+	@tests/transformers/environment.sh
+
 install: $(VENV)/.core ## the package alone, into .venv
 dev: $(VENV)/.dev ## the package and the tools of this Makefile, into .venv
 
 clean: ## remove the environments, caches and build results
-	rm -rf $(VENV) .venv-vllm build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-* build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.core: pyproject.toml | $(VENV)/.made
