@@ -1,6 +1,11 @@
-"""`rewarm check URL [--fix]`: verify every file and block of a pool, and with `--fix` repair or remove the damage."""
+"""`rewarm check URL [--fix]`: verify every file and block of a pool, and with `--fix` repair or remove the damage.
+
+What is not of the format stays, unless `--remove-unknown` says otherwise.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import click
 import msgspec
@@ -12,19 +17,24 @@ from rewarm.cli.output import Output, output_options
 from rewarm.cli.parameters import STORE_URL
 from rewarm.cli.pools import open_pool
 from rewarm.cli.render import print_table
+from rewarm.store import housekeeping
 from rewarm.store.contract import CheckReport, Finding
-from rewarm.store.opening import repair_pool_file
-from rewarm.store.pool import POOL_FILE
+from rewarm.store.hosts import take_over
+from rewarm.store.opening import parse_url, repair_pool_file
+from rewarm.store.pool import POOL_FILE, Pool, read_facts
 from rewarm.units import format_size
 
 
 @click.command()
 @click.argument("url", type=STORE_URL)
-@click.option("--fix", is_flag=True, help="Repair what can be repaired, remove what cannot.")
+@click.option("--fix", is_flag=True, help="Repair what can be repaired, remove what the dead left behind.")
+@click.option("--remove-unknown", is_flag=True, help="Remove names that are not of a pool's format, too.")
+@click.option("--takeover", is_flag=True, help="Let this host have a pool that another host made and has unmounted.")
 @output_options
-def command(output: Output, url: str, fix: bool) -> None:
+def command(output: Output, url: str, fix: bool, remove_unknown: bool, takeover: bool) -> None:
     """Verify every file and block of the pool at URL. Exit code 1 when something is left that loses data or space."""
     rebuilt = fix and repair_pool_file(url)
+    done = _prepare(url, remove_unknown=remove_unknown, takeover=takeover)
     with open_pool(url) as store:
         label = "repairing" if fix else "checking"
         start = _bytes_read()
@@ -33,10 +43,24 @@ def command(output: Output, url: str, fix: bool) -> None:
             report = store.check(fix=fix)
     if rebuilt:
         found = Finding("damaged_pool_file", POOL_FILE, "rebuilt from the logs", fixed=True)
-        report = msgspec.structs.replace(report, findings=[found, *report.findings])
+        done.append(found)
+    findings = [*done, *report.findings]
+    report = msgspec.structs.replace(report, findings=findings, clean=all(found.fixed for found in findings))
     output.answer(report, lambda console: _render(console, report, fix))
     if not report.clean:
         raise click.exceptions.Exit(exits.FINDINGS)
+
+
+def _prepare(url: str, *, remove_unknown: bool, takeover: bool) -> list[Finding]:
+    """What somebody has to ask for, and what was done."""
+    root = Path(parse_url(url).path)
+    facts = read_facts(root) if remove_unknown or takeover else None
+    done: list[Finding] = []
+    if facts and takeover and take_over(root, facts):
+        done.append(Finding("other_host", POOL_FILE, f"made by {facts.host}, taken over", fixed=True))
+    if facts and remove_unknown:
+        done += housekeeping.remove_unknown(Pool(root, facts))
+    return done
 
 
 def _bytes_read() -> int:

@@ -1,7 +1,9 @@
 """`check` and `inspect`: reads every log and verifies every block of a pool, whoever wrote it.
 
 What a killed process leaves behind (a torn last frame, payload that was never published) is a note: it costs a little
-space until eviction and is never served. What loses blocks is a finding.
+space until eviction and is never served. What loses blocks, or opens them to others, is a finding. What is not
+understood, of another version or not of this format, is named and left alone. Memory stays within a few MiB, whatever
+lengths a log claims.
 """
 
 from __future__ import annotations
@@ -9,24 +11,30 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from rewarm.errors import FormatError
+from rewarm.store import housekeeping
 from rewarm.store.buffers import aligned_region
+from rewarm.store.capacity import SPENT_LOG_S
 from rewarm.store.contract import CheckReport, Finding
+from rewarm.store.hosts import attachment_notes
 from rewarm.store.layout import (
     FORMAT,
     PAGE,
     SEGMENT_GONE,
     Kind,
     decode_frame,
-    digest,
     entry_mask,
+    is_other_version,
+    overlaps,
     pages,
     segment_header_is,
 )
@@ -43,7 +51,7 @@ from rewarm.store.pool import (
     open_regular,
 )
 from rewarm.store.tailing import read_flags
-from rewarm.store.writer import writer_is_dead
+from rewarm.store.writer import remove_if_dead, writer_is_dead
 
 Place = tuple[str, int]
 """A segment: writer id and number."""
@@ -66,6 +74,9 @@ class WriterView(msgspec.Struct):
     torn_tail: bool = False
     unreadable: bool = False
     alive: bool = False
+    foreign: bool = False
+    names_damage: bool = False
+    logs: list[FileFacts] = []
     entries: dict[int, list[npt.NDArray[np.void]]] = {}
 
 
@@ -80,7 +91,10 @@ class PoolView(msgspec.Struct):
     unreadable: list[Finding]
 
 
-FIXABLE = ("damaged_block", "damaged_log", "impossible_entry")
+READ_BYTES = 1 << 20
+"""Read and summed up at a time: a log may claim blocks of 1 GiB."""
+
+FIXABLE = ("damaged_block", "damaged_log", "impossible_entry", "overlapping_entry")
 """What a drop takes care of: the damage is known from then on, and the next save of a lost block writes it anew."""
 
 
@@ -91,7 +105,7 @@ def read_pool(pool: Pool, *, direct: bool, local: bool) -> PoolView:
     for writer in sorted(pool.writer_ids()):
         files = pool.files(writer)
         logs = [file for file in files if not file.is_segment]
-        one = WriterView(writer, entries={})
+        one = WriterView(writer, logs=logs, skips=[], entries={})
         one.alive = not local or (bool(logs) and not writer_is_dead(pool, writer, logs[0].name))
         for file in logs:
             _read_log(pool, file, reader, one, view, direct)
@@ -112,7 +126,9 @@ def _read_log(pool: Pool, file: FileFacts, reader: LogReader, one: WriterView, v
         view.unreadable.append(Finding("unreadable_log", _inside(pool, path), error.strerror or str(error)))
         return
     try:
+        one.foreign |= _first_page_is_foreign(descriptor)
         for frame in reader.frames(descriptor, tail):
+            one.names_damage |= frame.kind == Kind.DROPPED
             if frame.kind == Kind.ENTRIES:
                 one.namespace = frame.namespace
                 entries = frame.entries().copy()
@@ -129,6 +145,12 @@ def _read_log(pool: Pool, file: FileFacts, reader: LogReader, one: WriterView, v
     one.log_bytes += file.size
     one.skips += tail.skips
     one.torn_tail |= tail.offset < file.size
+
+
+def _first_page_is_foreign(descriptor: int) -> bool:
+    """True where a file says that it is of another version of this format."""
+    page = aligned_region(PAGE).data
+    return is_other_version(page[: os.preadv(descriptor, [page], 0)])
 
 
 def _note_references(view: PoolView, kind: Kind, references: Iterable[tuple[bytes, int, int]]) -> None:
@@ -159,12 +181,12 @@ def check_pool(
     for one in view.writers:
         check.writer(one)
     check.missing_segments()
-    check.strangers(fix=drop is not None)
+    check.tree(fix=drop is not None)
     if drop and check.damage:
         drop(check.damage)
     if drop:
         check.remove_orphans()
-    fixed = [msgspec.structs.replace(f, fixed=drop is not None and f.kind in FIXABLE) for f in check.findings]
+    fixed = [msgspec.structs.replace(f, fixed=True) if drop and f.kind in FIXABLE else f for f in check.findings]
     findings = [*view.unreadable, *fixed]
     return CheckReport(all(f.fixed for f in findings), findings, check.notes, check.blocks, check.bytes_verified)
 
@@ -177,11 +199,12 @@ class _Check:
         self._pool = pool
         self._view = view
         self._direct = direct
-        self._buffer = aligned_region(1 << 20)
+        self._buffer = aligned_region(READ_BYTES)
         self.findings: list[Finding] = []
         self.notes: list[Finding] = []
         self.damage: list[Damage] = []
         self.orphans: list[Path] = []
+        self.spent: list[FileFacts] = []
         self.blocks = 0
         self.bytes_verified = 0
 
@@ -195,22 +218,33 @@ class _Check:
             else:
                 self.findings.append(found)
                 self.damage.append((one.writer, LOG, start))
-        if one.torn_tail and not one.alive:
+        if one.foreign:
+            self.notes.append(Finding("foreign_version", where, "its log is of another version; left alone"))
+        elif one.torn_tail and not one.alive:
             self.notes.append(Finding("torn_tail", where, "the writer ended while it wrote its last frame"))
-        for place, file in self._view.files.items():
-            if place[0] == one.writer:
-                self._segment(place, file, one)
+        segments = [(place, file) for place, file in self._view.files.items() if place[0] == one.writer]
+        for place, file in segments:
+            self._segment(place, file, one)
+        if not segments:
+            self._without_segments(one, where)
+
+    def _without_segments(self, one: WriterView, where: str) -> None:
+        """A dead writer with nothing left names nothing, unless it names damage of others or is news to somebody."""
+        if one.alive or one.foreign or one.unreadable or one.names_damage or one.skips:
+            return
+        if any(file.modified_s > time.time() - SPENT_LOG_S for file in one.logs):
+            return
+        self.notes.append(Finding("spent_writer", where, "its process is gone, and all of its segments are"))
+        if one.logs:
+            self.spent += one.logs
+        else:
+            self.orphans.append(self._pool.writers / one.writer)
 
     def _segment(self, place: Place, file: FileFacts, one: WriterView) -> None:
         path = self._pool.writers / place[0] / file.name
         where = _inside(self._pool, path)
-        batches = one.entries.get(place[1], [])
         if place in self._view.evicted:
             self.notes.append(Finding("evicted_left", where, "announced as evicted and still there"))
-            self.orphans.append(path)
-            return
-        if not batches and not one.alive and not one.unreadable:
-            self.notes.append(Finding("orphan_segment", where, "no published block lies in it, and its writer is gone"))
             self.orphans.append(path)
             return
         try:
@@ -221,14 +255,44 @@ class _Check:
             self.findings.append(Finding("unreadable_segment", where, error.strerror or str(error)))
             return
         try:
-            if not segment_header_is(self._read(descriptor, 0, PAGE), place[1], bytes.fromhex(place[0])):
-                self.notes.append(Finding("damaged_header", where, "the first page is not this segment's header"))
-            for entries in batches:
-                self._entries(descriptor, place, where, entries)
+            self._opened_segment(descriptor, place, path, one)
+        except OSError as error:
+            self.findings.append(Finding("unreadable_segment", where, error.strerror or str(error)))
         finally:
             os.close(descriptor)
 
-    def _entries(self, descriptor: int, place: Place, where: str, entries: npt.NDArray[np.void]) -> None:
+    def _opened_segment(self, descriptor: int, place: Place, path: Path, one: WriterView) -> None:
+        where, batches = _inside(self._pool, path), one.entries.get(place[1], [])
+        page = aligned_region(PAGE).data
+        head = page[: os.preadv(descriptor, [page], 0)]
+        if one.foreign or is_other_version(head):
+            self.notes.append(Finding("foreign_version", where, "of another version, as is its log; left alone"))
+            return
+        whole = segment_header_is(head, place[1], bytes.fromhex(place[0]))
+        if not batches and not one.alive and not one.unreadable and (whole or not any(head)):
+            self.notes.append(Finding("orphan_segment", where, "no published block lies in it, and its writer is gone"))
+            self.orphans.append(path)
+            return
+        if not whole:
+            self.notes.append(Finding("damaged_header", where, "the first page is not this segment's header"))
+        size, sealed = os.fstat(descriptor).st_size, self._view.sealed.get(place, 0)
+        if size < sealed:
+            self.notes.append(Finding("short_segment", where, f"sealed with {sealed} bytes, and has {size}"))
+        if batches:
+            self._overlaps(place, where, batches)
+        for entries in batches:
+            self._entries(descriptor, place, where, entries, size)
+
+    def _overlaps(self, place: Place, where: str, batches: list[npt.NDArray[np.void]]) -> None:
+        """Entries that share bytes: no writer of ours makes them, and only one of them can be right."""
+        offsets = np.concatenate([entries["offset"][entry_mask(entries)] for entries in batches])
+        lengths = np.concatenate([entries["length"][entry_mask(entries)] for entries in batches])
+        for offset in overlaps(offsets, lengths).tolist():
+            if (*place, offset) not in self._view.dropped:
+                self.findings.append(Finding("overlapping_entry", f"{where}@{offset}", "lies in another block's bytes"))
+                self.damage.append((*place, offset))
+
+    def _entries(self, descriptor: int, place: Place, where: str, entries: npt.NDArray[np.void], size: int) -> None:
         good = entry_mask(entries)
         for entry, allowed in zip(entries, good.tolist(), strict=True):
             offset, length = int(entry["offset"]), int(entry["length"])
@@ -239,24 +303,32 @@ class _Check:
                 self.damage.append((*place, offset))
                 continue
             try:
-                content = self._read(descriptor, offset, length)
+                there, found = min(length, max(size - offset, 0)), b""
+                if there == length:
+                    there, found = self._sum(descriptor, offset, length)
             except OSError as error:
                 self.findings.append(Finding("unreadable_block", f"{where}@{offset}", error.strerror or str(error)))
                 continue
-            if len(content) == length and digest(content) == entry["checksum"].tobytes():
+            if there == length and found == entry["checksum"].tobytes():
                 self.blocks += 1
                 self.bytes_verified += length
                 continue
-            what = "checksum differs" if len(content) == length else f"only {len(content)} of {length} bytes"
+            what = "checksum differs" if there == length else f"only {there} of {length} bytes"
             self.findings.append(Finding("damaged_block", f"{where}@{offset}", what))
             self.damage.append((*place, offset))
 
-    def _read(self, descriptor: int, offset: int, length: int) -> memoryview:
-        if pages(length) > len(self._buffer):
-            self._buffer = aligned_region(pages(length))
-        count = os.preadv(descriptor, [self._buffer.data[: pages(length)]], offset)
-        self._progress(min(count, length))
-        return self._buffer.data[: min(count, length)]
+    def _sum(self, descriptor: int, offset: int, length: int) -> tuple[int, bytes]:
+        """Bytes that are there of a block, and their checksum."""
+        checksum, at = xxhash.xxh3_128(), 0
+        while at < length:
+            want = min(length - at, READ_BYTES)
+            count = min(os.preadv(descriptor, [self._buffer.data[: pages(want)]], offset + at), want)
+            checksum.update(self._buffer.data[:count])
+            self._progress(count)
+            at += count
+            if count < want:
+                break
+        return at, checksum.digest()
 
     def missing_segments(self) -> None:
         """Segments that a log names, that nobody announced as evicted, and that are not there."""
@@ -268,18 +340,23 @@ class _Check:
                     where = f"writers/{one.writer}/{number:08d}.seg"
                     self.notes.append(Finding("missing_segment", where, f"{count} blocks lay in it; they are misses"))
 
-    def strangers(self, *, fix: bool) -> None:
-        """Names that are not of this format are left alone, always."""
-        known = {"pool.json", "namespaces", "writers"}
-        for name in sorted(os.listdir(self._pool.root)):
-            if name not in known and not name.startswith(".tmp-"):
-                self.notes.append(Finding("unknown_name", name, "not of this format; left alone"))
+    def tree(self, *, fix: bool) -> None:
+        """Names, modes and owners; what is not of this format is left alone, always."""
+        for path in housekeeping.unknown_names(self._pool):
+            self.notes.append(Finding("unknown_name", _inside(self._pool, path), "not of this format; left alone"))
+        for path in housekeeping.stale_temporaries(self._pool):
+            self.notes.append(Finding("stale_temporary", _inside(self._pool, path), "left behind more than a day ago"))
+            self.orphans.append(path)
+        self.findings += housekeeping.wrong_access(self._pool, fix=fix)
+        self.notes += attachment_notes(self._pool.root)
 
     def remove_orphans(self) -> None:
-        """Give back the space of segments that no entry names and no process fills."""
+        """Give back the space of what no entry names and no process fills."""
         for path in self.orphans:
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                (os.rmdir if path.is_dir() else os.unlink)(path)
+        for file in self.spent:
+            remove_if_dead(self._pool, file.writer, file.name)
 
 
 def _inside(pool: Pool, path: Path) -> str:

@@ -211,6 +211,24 @@ def segment_header_is(data: bytes | memoryview, number: int, writer: bytes) -> b
     return bool(magic == SEGMENT_MAGIC and version == FORMAT and found == number and owner == writer)
 
 
+def is_other_version(page: bytes | memoryview) -> bool:
+    """True when a file's first page says that it is a log or a segment of another version than this one."""
+    start, version = bytes(page[:8]), page[12:14] if page[:7] == FRAME_MAGIC[:7] else page[8:12]
+    if start[:7] not in (FRAME_MAGIC[:7], SEGMENT_MAGIC[:7]) or len(page) < PAGE:
+        return False
+    return start not in (FRAME_MAGIC, SEGMENT_MAGIC) or int.from_bytes(version, "little") != FORMAT
+
+
+def overlaps(offsets: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """Offsets of payloads of one segment that begin within the pages of an earlier one; the same twice is none."""
+    order = np.argsort(offsets, kind="stable")
+    start = offsets[order].astype(np.int64)
+    end = start + -(-lengths[order].astype(np.int64) // PAGE) * PAGE
+    reach = np.maximum.accumulate(end)[:-1]
+    bad = (start[1:] < reach) & ((start[1:] != start[:-1]) | (end[1:] != end[:-1]))
+    return np.unique(offsets[order][1:][bad])
+
+
 def entry_mask(entries: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
     """Which entries a reader may take (format-1, section 4), shape (entries,)."""
     offset, length = entries["offset"], entries["length"]

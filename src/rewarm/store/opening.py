@@ -17,6 +17,7 @@ from rewarm.store.contract import Store, resolve_namespace
 from rewarm.store.devices.base import Device
 from rewarm.store.devices.select import LADDER, choose_device
 from rewarm.store.file import FileStore
+from rewarm.store.hosts import refuse_second_host
 from rewarm.store.memory import MemoryStore
 from rewarm.store.pool import POOL_FILE, WRITERS, OtherFormat, Pool, read_facts, replace_facts
 from rewarm.store.settings import Settings
@@ -126,8 +127,8 @@ def open_store(
 
     `namespace` is bytes, str or an object with `digest` and `describe()`; blocks of other namespaces are never seen.
     `capacity` may stand here instead of in the URL. The wrappers go around the devices that read and write: throttles
-    and faults. Raises `ConfigError` (URL, options, directory missing, contradictions) and `StorageError` (no
-    permission, no space, the medium fails).
+    and faults. Raises `ConfigError` (URL, options, directory missing, contradictions; `PoolInUse` where two
+    hosts may have mounted one file system) and `StorageError` (no permission, no space, the medium fails).
     """
     location = parse_url(url)
     wanted = location.options.get("capacity")
@@ -144,6 +145,7 @@ def open_store(
     if not writable and read_facts(root) is None:
         raise StorageError(f"no permission to write in {root}; the first open makes the pool there")
     pool = Pool.open(root, capacity=size, access=settings.access)
+    refuse_second_host(root, pool.facts)
     choice = choose_device(root, prefer=settings.device, writable=writable, sample=root / "pool.json")
     return FileStore(
         pool,

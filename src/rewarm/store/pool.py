@@ -22,14 +22,16 @@ from rewarm.units import SIZE_MAX, format_size
 POOL_FILE = "pool.json"
 WRITERS = "writers"
 NAMESPACES = "namespaces"
+TEMPORARY = ".tmp-"
+"""Begins the names of files on their way to another."""
 SEGMENT_BYTES_MAX = 256 << 20
 SEGMENT_BYTES_MIN = 64 << 10
 SEGMENTS_PER_POOL = 64
 CAPACITY_BYTES_MIN = SEGMENTS_PER_POOL * SEGMENT_BYTES_MIN
 POOL_FILE_BYTES_MAX = 64 << 10
 
-_WRITER = re.compile(r"[0-9a-f]{32}")
-_NUMBERED = re.compile(r"([0-9]{8})\.(seg|log)")
+WRITER_NAME = re.compile(r"[0-9a-f]{32}")
+NUMBERED = re.compile(r"([0-9]{8})\.(seg|log)")
 
 
 class PoolFacts(msgspec.Struct, frozen=True):
@@ -153,7 +155,7 @@ class Pool:
         try:
             _expect_directory(self.writers)
             with os.scandir(self.writers) as entries:
-                return [e.name for e in entries if _WRITER.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+                return [e.name for e in entries if WRITER_NAME.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return []
 
@@ -163,7 +165,7 @@ class Pool:
         try:
             with os.scandir(self.writers / writer) as entries:
                 for entry in entries:
-                    match = _NUMBERED.fullmatch(entry.name)
+                    match = NUMBERED.fullmatch(entry.name)
                     facts = _stat_regular(entry) if match else None
                     if match and facts:
                         is_segment = match[2] == "seg"
@@ -242,10 +244,21 @@ def replace_facts(root: Path, facts: PoolFacts) -> None:
     path = root / POOL_FILE
     try:
         if path.exists():
-            os.rename(path, root / f".tmp-{uuid.uuid4().hex}")
+            os.rename(path, root / f"{TEMPORARY}{uuid.uuid4().hex}")
     except OSError as error:
         raise StorageError(f"cannot move {path} away: {os.strerror(error.errno or 0)}") from error
     _publish_facts(path, facts)
+
+
+def change_facts(root: Path, facts: PoolFacts) -> None:
+    """Put another `pool.json` in place of a good one, in one step. Raises `StorageError`."""
+    fresh = root / f"{TEMPORARY}{uuid.uuid4().hex}"
+    _publish_facts(fresh, facts)
+    try:
+        os.replace(fresh, root / POOL_FILE)
+        sync_directory(root)
+    except OSError as error:
+        raise StorageError(f"cannot change {root / POOL_FILE}: {os.strerror(error.errno or 0)}") from error
 
 
 def _publish_facts(path: Path, facts: PoolFacts) -> None:
@@ -273,7 +286,7 @@ def _create(root: Path, capacity: int, access: Literal["private", "group"]) -> P
 
 def _publish(path: Path, content: bytes, mode: int) -> None:
     """Give `content` a name, whole or not at all; leaves alone what has the name already. Raises `OSError`."""
-    temporary = path.parent / f".tmp-{uuid.uuid4().hex}"
+    temporary = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
