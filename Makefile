@@ -10,7 +10,7 @@ BENCHES := $(filter-out _%,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.
 PIP     := $(BIN)/python -m pip install --quiet --prefer-binary
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format engine-env sglang-env transformers-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
+.PHONY: help demo test check lint types format fuzz engine-env lmcache-env sglang-env transformers-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -46,8 +46,14 @@ test-browser: $(VENV)/.browser
 $(BENCHES:%=bench-%): bench-%: $(VENV)/.dev
 	@$(BIN)/python benchmarks/$*.py $(ARGS)
 
+fuzz: $(VENV)/.dev ## a million hostile inputs for the parsers of frames, logs, pool files and segments: a minute
+	@$(BIN)/python -m tests.store.fuzz.run $(ARGS)
+
 engine-env: ## vLLM for the CPU in .venv-vllm, for make test-engine: two minutes, 4 GB
 	@tests/engine/environment.sh
+
+lmcache-env: ## LMCache for the CPU in .venv-lmcache, for make test-lmcache: a minute, 0.7 GB and torch
+	@tests/lmcache/environment.sh
 
 sglang-env: ## SGLang's host pools in .venv-sglang, for make test-sglang: makes the engine's first
 	@tests/sglang/environment.sh
