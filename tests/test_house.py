@@ -53,6 +53,7 @@ THIRD_PARTY_HOMES = {
 """Packages that one room alone may import; every other one must be a plain dependency."""
 
 BROAD_HANDLERS: dict[tuple[str, str], str] = {
+    ("connectors/lmcache/waiting.py", "_run"): "LMCache's listeners run inside; every task waits for this thread",
     ("store/loop.py", "fulfil"): "another thread waits for the result, and gets the exception instead",
     ("store/loop.py", "_run"): "the end of a thread: a defect must give every caller a verdict, not a wait for ever",
     ("tiers/dispatcher.py", "_run"): "the end of a thread, as in the store's loops",
