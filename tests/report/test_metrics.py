@@ -16,13 +16,14 @@ import pytest
 import rewarm
 from rewarm.cli.exporter import StoreWatch, text_of
 from rewarm.connectors.vllm import metrics as vllm
-from rewarm.store.contract import MISS_CAUSES, REFUSAL_CAUSES, Stats
+from rewarm.store.contract import MISS_CAUSES, REFUSAL_CAUSES, Stats, TierStats
 from rewarm.store.inspection import Inspection, inspect_pool
 from rewarm.store.metrics import (
     INSPECTION_METRICS,
     METRICS,
     POOL_METRICS,
     STORE_METRICS,
+    TIER_METRICS,
     Family,
     pool_families,
     store_families,
@@ -56,7 +57,8 @@ def value_of(families: list[Family], name: str, **labels: str) -> float:
 
 
 def test_every_field_of_stats_is_a_metric() -> None:
-    assert {metric.field for metric in (*STORE_METRICS, *POOL_METRICS)} == set(Stats.__struct_fields__)
+    assert {metric.field for metric in (*STORE_METRICS, *POOL_METRICS)} | {"tiers"} == set(Stats.__struct_fields__)
+    assert {metric.field for metric in TIER_METRICS} | {"tier", "medium"} == set(TierStats.__struct_fields__)
     assert {metric.field for metric in (*POOL_METRICS, *INSPECTION_METRICS)} <= set(Inspection.__struct_fields__)
 
 

@@ -65,11 +65,12 @@ def test_every_value_goes_through_the_url() -> None:
     table = {
         "drives": ["/mnt/a", "memory:"], "capacity": 1 << 40, "order": "shortest", "ageing": 2.5, "save_queue": "2GiB",
         "poll": "2s", "io_deadline": "5s", "close_timeout": "6s", "device": "threads", "access": "group",
-        "bounce": "always",
+        "bounce": "always", "dram": "8GiB", "shared": "/mnt/array/kv?capacity=1PiB", "write_behind": "2GiB",
+        "admission": "min-tokens=1024", "block_tokens": 256,
     }  # fmt: skip
     assert set(table) == {key.name for key in KEYS}
     location = parse_pool_url(make_config(table, "kv.toml").url())
-    assert [name for name, _ in location.drives] == ["/mnt/a", "memory:"]
+    assert [name for name, _ in location.media()] == ["/mnt/a", "memory:", "/mnt/array/kv"]
     assert location.options == {name: str(value) for name, value in table.items() if name != "drives"}
 
 
@@ -88,6 +89,10 @@ def test_every_value_goes_through_the_url() -> None:
         ('drives = ["/a"]\norder = "arrival"\nageing = 3', "no meaning"),
         ('drives = ["/a"]\nageing = -1', "'ageing': .*above 0"),
         ('drives = ["/a"]\npoll = "2 days"', "'poll'"),
+        ('drives = ["/a"]\nshared = "/b"', "'shared' needs dram"),
+        ('drives = ["/a"]\ndram = "1GiB"\nshared = ""', "'shared': is empty"),
+        ('drives = ["/a"]\ndram = "1GiB"\nadmission = "al"', "'admission': .*did you mean 'all'"),
+        ('drives = ["/a"]\ndram = "1GiB"\nblock_tokens = 0', "'block_tokens': .*above 0"),
         ("drives = [", "is not TOML"),
     ],
 )

@@ -15,7 +15,7 @@ from rewarm.cli.output import Output, output_options
 from rewarm.cli.render import print_table
 from rewarm.store.pool import POOL_FILE
 from rewarm.tiers.config import Config, read_config
-from rewarm.tiers.opening import PoolLocation, capacities, parse_pool_url
+from rewarm.tiers.opening import PoolLocation, capacities, parse_pool_url, stack_settings
 from rewarm.units import format_size, parse_size
 
 
@@ -70,9 +70,11 @@ def _render_concerns(console: Console, config: Config, concerns: list[Concern]) 
 def _concerns(config: Config, location: PoolLocation) -> list[Concern]:
     given = config.values.get("capacity")
     sizes = capacities(location, None if given is None else parse_size(given))
+    if "dram" in location.options:
+        stack_settings(location.options, block_tokens=1)  # raises; the engine may know the tokens of a block
     concerns: list[Concern] = []
     devices: dict[int, str] = {}
-    for (name, drive), size in zip(location.drives, sizes, strict=True):
+    for (name, drive), size in zip(location.media(), [*sizes, None], strict=False):
         if drive.scheme != "file":
             concerns.append(Concern(name, "keeps its blocks in this process's memory, and loses them with it"))
             continue

@@ -50,6 +50,7 @@ class Outcome(enum.StrEnum):
     LOST_MEDIUM = "lost_medium"
     REFUSED_FULL = "refused_full"
     REFUSED_BUDGET = "refused_budget"
+    REFUSED_ADMISSION = "refused_admission"
 
 
 GOOD_OUTCOMES = frozenset({Outcome.HIT, Outcome.STORED, Outcome.ALREADY})
@@ -64,6 +65,7 @@ MISS_CAUSES = (
 REFUSAL_CAUSES = (
     Outcome.REFUSED_FULL,
     Outcome.REFUSED_BUDGET,
+    Outcome.REFUSED_ADMISSION,
     Outcome.TIMED_OUT,
     Outcome.CANCELLED,
     Outcome.LOST_MEDIUM,
@@ -81,6 +83,21 @@ class Presence(msgspec.Struct, frozen=True, eq=False):
         """Build a presence from its mask, shape (keys,)."""
         first = int(mask.argmin()) if len(mask) else 0
         return cls(mask, len(mask) if not len(mask) or mask[first] else first)
+
+
+class TierStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One medium of a store that has several: `tier` is `dram`, `local` or `shared`; bytes are what this handle moved.
+
+    `hits` and `bytes_read` are what was restored from it, `bytes_written` what was kept there for whatever reason.
+    """
+
+    tier: str
+    medium: str
+    hits: int
+    bytes_read: int
+    bytes_written: int
+    capacity_bytes: int
+    used_bytes: int
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +124,14 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     evicted_bytes: int = 0
     registered_bytes: int = 0
     notes: list[str] = []
+    tiers: list[TierStats] = []
+    """Where a store has several media. The figures above are then those of the local drives; reads are of all."""
+    writes_saved_bytes: int = 0
+    """Not written to flash because of admission."""
+    hits_lost: int = 0
+    """Blocks that were computed and saved again because admission had kept them off flash."""
+    behind_refused_bytes: int = 0
+    """Not copied to the next tier because the budget of write-behind was used up."""
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -56,6 +56,9 @@ STORE_METRICS = (
     Definition("rewarm_unreleased_bytes", "gauge", "Memory of callers that the store still holds.", "unreleased_bytes"),
     Definition("rewarm_queued_bytes", "gauge", "Bytes of saves that wait to be written.", "queued_bytes"),
     Definition("rewarm_registered_bytes", "gauge", "Memory registered with the kernel.", "registered_bytes"),
+    Definition("rewarm_admission_saved_bytes_total", "counter", "Kept off flash by admission.", "writes_saved_bytes"),
+    Definition("rewarm_admission_lost_blocks_total", "counter", "Saved again: kept off flash before.", "hits_lost"),
+    Definition("rewarm_behind_refused_bytes_total", "counter", "Not copied on: over budget.", "behind_refused_bytes"),
     Definition("rewarm_notes", "gauge", "Notes in stats about what is degraded or switched off.", "notes"),
 )
 """What only the process knows that uses the store."""
@@ -78,13 +81,23 @@ INSPECTION_METRICS = (
 )
 """What the inspection of a pool knows."""
 
+TIER_METRICS = (
+    Definition("rewarm_tier_hit_blocks_total", "counter", "Blocks restored from this tier.", "hits"),
+    Definition("rewarm_tier_read_bytes_total", "counter", "Payload bytes restored from this tier.", "bytes_read"),
+    Definition("rewarm_tier_written_bytes_total", "counter", "Payload bytes kept in this tier.", "bytes_written"),
+    Definition("rewarm_tier_capacity_bytes", "gauge", "Bytes that the tier may take.", "capacity_bytes"),
+    Definition("rewarm_tier_used_bytes", "gauge", "Bytes that the tier takes.", "used_bytes"),
+)
+"""What a store of several media knows of each; labels `tier` (dram, local, shared) and `medium`."""
+
 UP = Definition("rewarm_pool_up", "gauge", "1 when the pool could be read, else 0.", "")
-METRICS = (*STORE_METRICS, *POOL_METRICS, *INSPECTION_METRICS, UP)
+METRICS = (*STORE_METRICS, *POOL_METRICS, *TIER_METRICS, *INSPECTION_METRICS, UP)
 
 
 def store_families(stats: Mapping[str, Stats]) -> list[Family]:
     """The families of running stores, by name."""
-    return [_family(definition, stats) for definition in (*STORE_METRICS, *POOL_METRICS)]
+    families = [_family(definition, stats) for definition in (*STORE_METRICS, *POOL_METRICS)]
+    return families + [_tier_family(definition, stats) for definition in TIER_METRICS]
 
 
 def pool_families(pools: Mapping[str, Inspection | None]) -> list[Family]:
@@ -98,6 +111,15 @@ def _family(definition: Definition, sources: Mapping[str, Stats] | Mapping[str, 
     samples: list[Sample] = []
     for name, source in sources.items():
         samples += _samples(definition, name, getattr(source, definition.field))
+    return Family(definition.name, definition.kind, definition.help, samples)
+
+
+def _tier_family(definition: Definition, stats: Mapping[str, Stats]) -> Family:
+    samples = [
+        Sample({"store": name, "tier": tier.tier, "medium": tier.medium}, getattr(tier, definition.field))
+        for name, source in stats.items()
+        for tier in source.tiers
+    ]
     return Family(definition.name, definition.kind, definition.help, samples)
 
 

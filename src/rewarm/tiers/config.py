@@ -19,6 +19,8 @@ from urllib.parse import quote
 import msgspec
 
 from rewarm.errors import ConfigError
+from rewarm.tiers.admission import parse_admission
+from rewarm.tiers.opening import STACK_OPTIONS
 from rewarm.tiers.order import AGEING
 from rewarm.units import parse_duration, parse_size
 
@@ -74,12 +76,33 @@ def _ageing(value: str) -> None:
         raise ConfigError(f"{value!r} must be a number above 0; order = 'arrival' overtakes nobody")
 
 
+def _tokens(value: str) -> None:
+    if not value.isdecimal() or int(value) < 1:
+        raise ConfigError(f"{value!r} must be a number of tokens above 0")
+
+
+def _admission(value: str) -> None:
+    parse_admission(value, block_tokens=1)
+
+
+def _text_given(value: str) -> None:
+    if not value:
+        raise ConfigError("is empty; leave it out instead")
+
+
 DRIVES = Key(
     "drives", "", "a list of directories or store URLs", "the drives of the pool, in any order", lambda value: None
 )
 KEYS = (
     DRIVES,
     Key("capacity", "as it is on the drives", "a size", "of the whole pool; the first opening needs it", _size),
+    Key("dram", "none", "a size", "memory over the drives, for what was read or saved lately", _size),
+    Key("shared", "none", "a directory or store URL", "a store below the drives that other hosts use too", _text_given),
+    Key("write_behind", "1GiB, at most half of dram", "a size", "copies that wait for a tier; above it none are made",
+        _size),
+    Key("admission", "all", "all, second-sight, min-tokens=N", "what goes to flash; the rest only to dram",
+        _admission),
+    Key("block_tokens", "the engine's", "a number", "tokens of a block, for min-tokens", _tokens),
     Key("order", "shortest", "shortest, arrival", "which restore is served next", _one_of("shortest", "arrival")),
     Key("ageing", f"{AGEING:g}", "a number", "times its own bytes that a restore may be overtaken by", _ageing),
     Key("save_queue", "1GiB", "a size", "saves that wait in memory above this are refused", _size),
@@ -145,6 +168,9 @@ def make_config(table: Mapping[str, Any], where: str) -> Config:
             known[name].check(value)
         except ConfigError as error:
             raise ConfigError(f"{where}: {name!r}: {error}") from None
+    alone = [name for name in STACK_OPTIONS if name in values and "dram" not in values]
+    if alone:
+        raise ConfigError(f"{where}: {alone[0]!r} needs dram: what is not on its way to a drive waits there")
     if values.get("order") == "arrival" and "ageing" in values:
         raise ConfigError(f"{where}: 'ageing' has no meaning with order = 'arrival', which overtakes nobody")
     return Config(where, drives, values)
@@ -162,6 +188,8 @@ def reference_page() -> str:
         "```toml",
         'drives = ["/mnt/nvme0/kv", "/mnt/nvme1/kv?capacity=3TiB"]',
         'capacity = "5TiB"',
+        'dram = "64GiB"  # with it, the pool is a stack',
+        'shared = "/mnt/array/kv?capacity=100TiB"',
         "```",
         "",
         "| key | allowed | default | meaning |",

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 
 from rewarm.store.contract import Outcome
-from rewarm.store.transfer import Counters
 from rewarm.tiers.circuit import Circuit
 from rewarm.tiers.lane import Lane
 from rewarm.tiers.requests import Part, Request, Slice, by_outcome
@@ -40,15 +39,19 @@ Choose = Callable[[Request, list[int], Lane], dict[Lane, list[int]]]
 """Other drives for blocks that one drive could not load or save; blocks that none can take are left out."""
 
 
+Moved = Callable[[Request, Lane, dict[Outcome, list[int]]], None]
+"""What a drive has done of a batch, before its memory is released: the moment to copy it on."""
+
+
 class Dispatcher:
     """See the module. `settled` is called with the positions of a save that have their verdict from a drive."""
 
-    def __init__(self, counters: Counters, choose: Choose, settled: Callable[[Request, list[int]], None]) -> None:
+    def __init__(self, choose: Choose, settled: Callable[[Request, list[int]], None], moved: Moved) -> None:
         self.lanes: tuple[Lane, ...] = ()
         self.broken: str | None = None
-        self._counters = counters
         self._choose = choose
         self._settled = settled
+        self._moved = moved
         self._lock = threading.Lock()
         self._inbox: list[Request] = []
         self._active: set[Request] = set()
@@ -191,6 +194,7 @@ class Dispatcher:
         request, lane = piece.request, piece.lane
         found = by_outcome(piece.positions, outcomes)
         self._note_health(lane, request, found, now_s)
+        self._moved(request, lane, found)
         if request.loading:
             count = sum(request.lengths[position] for position in found.get(Outcome.HIT, []))
             lane.meter.moved(count, now_s, idle=lane.load_bytes == piece.bytes)
@@ -239,8 +243,9 @@ class Dispatcher:
             if request not in self._active:
                 return
             self._active.remove(request)
-        self._counters.add(borrowed_bytes=-request.borrowed_bytes, queued_bytes=-request.queued_bytes)
+        request.account.add(borrowed_bytes=-request.borrowed_bytes, queued_bytes=-request.queued_bytes)
         request.parts.clear()  # they point back: the caller's memory must not wait for the garbage collector
+        request.ended()
         request.transfer.release()
 
     def _drop_given_up(self) -> None:

@@ -91,9 +91,7 @@ class Region:
             )
         self.block_bytes = block_bytes
         self.blocks = region_bytes // block_bytes
-        # Private, because the kernel gives huge pages to shared anonymous memory only where that is configured.
-        mapping = mmap.mmap(-1, self.blocks * block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.huge_pages = _ask_for_huge_pages(mapping)
+        mapping, self.huge_pages = map_memory(self.blocks * block_bytes)
         self.memory = np.frombuffer(mapping, np.uint8).reshape(self.blocks, block_bytes)
         self._free = list(range(self.blocks - 1, -1, -1))
         self._waiting: deque[Ticket] = deque()
@@ -194,10 +192,12 @@ class Region:
             self._serve()
 
 
-def _ask_for_huge_pages(mapping: mmap.mmap) -> bool:
-    """Transparent huge pages, where the kernel allows them: fewer page faults and less to register."""
+def map_memory(size: int) -> tuple[mmap.mmap, bool]:
+    """A mapping of our own, and whether it has transparent huge pages: fewer page faults and less to register."""
+    # Private, because the kernel gives huge pages to shared anonymous memory only where that is configured.
+    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         mapping.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
-        return False
-    return True
+        return mapping, False
+    return mapping, True

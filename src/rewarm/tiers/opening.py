@@ -1,4 +1,5 @@
 """From a URL to a store or a pool of stores: `pool:?drive=/mnt/a&drive=/mnt/b&capacity=8TiB`; the rest is `store`'s.
+With `dram=64GiB`, and `shared=/mnt/array/kv`, the pool is a stack.
 
 A configuration file is read as the URL that it stands for. A drive is a directory or a store's URL with options of its
 own (`drive=/mnt/a?capacity=1TiB`). Options of the pool that belong to stores (`device`, `poll`, ...) go to every drive;
@@ -22,26 +23,36 @@ from rewarm.store.contract import SAVE_QUEUE_BYTES, Store
 from rewarm.store.devices.base import Device
 from rewarm.store.opening import Location, open_store, parse_url
 from rewarm.store.pool import read_facts
+from rewarm.tiers.admission import parse_admission
 from rewarm.tiers.order import AGEING
 from rewarm.units import format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from rewarm.tiers.pool import PoolStore
+    from rewarm.tiers.pool import PoolSettings, PoolStore
+    from rewarm.tiers.stack import StackSettings
 
 ORDERS = ("shortest", "arrival")
 DRIVE_OPTIONS = ("access", "device", "poll", "io_deadline", "close_timeout", "save_queue", "bounce")
 """Options that every drive gets as they are."""
 
-POOL_OPTIONS = ("drive", "capacity", "order", "ageing", *DRIVE_OPTIONS)
+STACK_OPTIONS = ("shared", "write_behind", "admission", "block_tokens")
+"""Options that have a meaning only with `dram`."""
+
+POOL_OPTIONS = ("drive", "capacity", "order", "ageing", "dram", *STACK_OPTIONS, *DRIVE_OPTIONS)
 SCHEME = "pool:"
 CONFIG_SUFFIX = ".toml"
 
 
 class PoolLocation(msgspec.Struct, frozen=True):
-    """A pool's URL taken apart; `drives` are (name, location) in the order given."""
+    """A pool's URL taken apart; `drives` are (name, location) in the order given, `shared` is the same."""
 
     drives: list[tuple[str, Location]]
     options: dict[str, str]
+    shared: tuple[str, Location] | None = None
+
+    def media(self) -> list[tuple[str, Location]]:
+        """Everything on disk: drives, and the shared store."""
+        return [*self.drives, *([self.shared] if self.shared else [])]
 
 
 def is_config(url: str | os.PathLike[str]) -> bool:
@@ -59,12 +70,14 @@ def open_tier(
     *,
     namespace: object = None,
     capacity: int | str | None = None,
+    block_tokens: int | None = None,
     device_wrapper: Callable[[Device], Device] | None = None,
     write_device_wrapper: Callable[[Device], Device] | None = None,
 ) -> Store:
-    """Open what a URL names: a store (see `open_store`, which the arguments go to), or a pool of drives.
+    """Open what a URL names: a store (see `open_store`, which the arguments go to), a pool of drives, or a stack.
 
-    The path of a configuration file (`kv.toml`) stands for the pool that it describes.
+    The path of a configuration file (`kv.toml`) stands for the pool that it describes. `block_tokens` is how many
+    tokens a block holds, where the caller knows: for `admission=min-tokens=N`.
     Raises `ConfigError` (URL, options, directory missing, contradictions) and `StorageError` (no permission, no space,
     a medium fails). A pool opens with all of its drives or not at all.
     """
@@ -81,6 +94,7 @@ def open_tier(
         namespace,
         capacity,
         lambda drive, size: open_store(drive, namespace=namespace, capacity=size, **wrappers),
+        block_tokens,
     )
 
 
@@ -106,13 +120,17 @@ def parse_pool_url(url: str) -> PoolLocation:
             raise ConfigError(f"option {name!r} stands twice in {url}")
         else:
             options[name] = value
-    names = [name for name, _ in drives]
+    shared = _drive(options["shared"], url) if "shared" in options else None
+    names = [name for name, _ in [*drives, *([shared] if shared else [])]]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"drive {twice} stands twice in {url}")
     if not drives:
         raise ConfigError(f"{url!r} names no drive; write pool:?drive=/mnt/a&drive=/mnt/b&capacity=8TiB")
-    return PoolLocation(drives, options)
+    alone = [name for name in STACK_OPTIONS if name in options and "dram" not in options]
+    if alone:
+        raise ConfigError(f"option {alone[0]!r} in {url} needs dram: what is not on its way to a drive waits there")
+    return PoolLocation(drives, options, shared)
 
 
 def _drive(value: str, url: str) -> tuple[str, Location]:
@@ -127,9 +145,10 @@ def open_pool(
     namespace: object,
     capacity: int | str | None,
     open_drive: Callable[[str, int | None], Store],
+    block_tokens: int | None = None,
 ) -> PoolStore:
-    """Open every drive with its share of the capacity, and the pool over them."""
-    from rewarm.tiers.pool import CLOSE_TIMEOUT_S, PoolSettings, PoolStore
+    """Open every drive with its share of the capacity, the shared store if there is one, and what stands over them."""
+    from rewarm.tiers.pool import CLOSE_TIMEOUT_S, PoolSettings
 
     options = location.options
     if "capacity" in options and capacity is not None:
@@ -141,16 +160,49 @@ def open_pool(
         save_queue_bytes=parse_size(options["save_queue"]) if "save_queue" in options else SAVE_QUEUE_BYTES,
         close_timeout_s=parse_duration(options["close_timeout"]) if "close_timeout" in options else CLOSE_TIMEOUT_S,
     )
+    stack = stack_settings(options, block_tokens) if "dram" in options else None
     passed_on = {name: value for name, value in options.items() if name in DRIVE_OPTIONS}
     with contextlib.ExitStack() as opened:
-        drives = []
-        for (name, drive), size in zip(location.drives, sizes, strict=True):
+        stores = []
+        for (name, drive), size in zip(location.media(), [*sizes, None], strict=False):
             store = open_drive(_url(drive, passed_on), size)
             opened.callback(store.close)
-            drives.append((name, store))
-        pool = PoolStore(drives, settings)
+            stores.append((name, store))
+        count = len(location.drives)
+        pool = _composed(stores[:count], stores[count:], settings, stack)
         opened.pop_all()
     return pool
+
+
+def _composed(
+    drives: list[tuple[str, Store]],
+    shared: list[tuple[str, Store]],
+    settings: PoolSettings,
+    stack: StackSettings | None,
+) -> PoolStore:
+    from rewarm.tiers.pool import PoolStore
+    from rewarm.tiers.stack import StackStore
+
+    if stack is None:
+        return PoolStore(drives, settings)
+    return StackStore(drives, stack, settings, shared[0] if shared else None)
+
+
+def stack_settings(options: dict[str, str], block_tokens: int | None) -> StackSettings:
+    """What the options of a URL with `dram` say. Raises `ConfigError`, also for what does not fit."""
+    from rewarm.tiers.stack import StackSettings
+
+    given = options.get("block_tokens")
+    if given is not None and not (given.isdecimal() and int(given) > 0):
+        raise ConfigError(f"block_tokens={given} must be a number of tokens above 0")
+    behind = options.get("write_behind")
+    settings = StackSettings(
+        dram_bytes=parse_size(options["dram"]),
+        admission=parse_admission(options.get("admission", "all"), int(given) if given else block_tokens),
+        write_behind_bytes=None if behind is None else parse_size(behind),
+    )
+    settings.behind_bytes()
+    return settings
 
 
 def capacities(location: PoolLocation, total: int | None) -> list[int | None]:

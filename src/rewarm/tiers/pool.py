@@ -9,6 +9,7 @@ It does not move or copy blocks between drives, and it does not open when one of
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -61,6 +62,9 @@ class PoolStore:
     `drives` names each store; the names stand in messages and in `drives()`.
     """
 
+    _hops = 1
+    """How many saves in a row one save may lead to."""
+
     def __init__(self, drives: Sequence[tuple[str, Store]], settings: PoolSettings | None = None) -> None:
         if not drives:
             raise ConfigError("a pool needs at least one drive")
@@ -68,10 +72,11 @@ class PoolStore:
         self._counters = Counters()
         self._lock = threading.Lock()
         self._placement = Placement()
-        self._placing: dict[bytes, list[Lane]] = {}
+        self._placing: dict[bytes, dict[Request, Lane]] = {}
         self._forks = forks.count
         self._closed = False
-        self._dispatcher = Dispatcher(self._counters, self._other_drives, self._saved)
+        self._drives: tuple[Lane, ...] = ()
+        self._dispatcher = Dispatcher(self._elsewhere, self._saved, self._moved)
         for name, store in drives:
             self.add_drive(name, store)
 
@@ -83,15 +88,16 @@ class PoolStore:
             if any(name == other.name for other in self._lanes):
                 raise ConfigError(f"drive {name} is already in the pool")
             self._placement.add_drive(store.stats().used_bytes)
+            self._drives = (*self._drives, lane)
             self._dispatcher.lanes = (*self._lanes, lane)
 
     def drives(self) -> list[DriveStats]:
         """State, speed and share of every drive."""
-        lanes = self._lanes
+        lanes = self._drives
         return [lane.drive_stats(share) for lane, share in zip(lanes, self._shares(lanes), strict=True)]
 
     def places(self, keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
-        """Number (in `drives()`) of the drive that holds each key, shape (keys,); -1 for none. Reads memory only."""
+        """Number (in `media()`) of the drive that holds each key, shape (keys,); -1 for none. Reads memory only."""
         self._usable()
         check_keys(keys)
         return self._places(keys)
@@ -120,7 +126,7 @@ class PoolStore:
         borrowed = borrow(buffers, len(keys), writable=True)
         memory = buffers if isinstance(buffers, np.ndarray) else borrowed.views
         transfer = BatchTransfer(len(keys), self._counters, loading=True, wake=self._dispatcher.given_up)
-        request = Request(transfer, list(keys), memory, borrowed.lengths.tolist(), loading=True)
+        request = Request(transfer, self._counters, list(keys), memory, borrowed.lengths.tolist(), loading=True)
         lanes = self._lanes
         places = self._places(keys, lanes)
         transfer.settle(np.flatnonzero(places < 0), Outcome.MISSING)
@@ -136,12 +142,12 @@ class PoolStore:
         check_keys(keys)
         held, sizes = hold(buffers, len(keys))
         transfer = BatchTransfer(len(keys), self._counters, loading=False, wake=self._dispatcher.given_up)
-        known = self.lookup(keys).mask if len(keys) else np.zeros(0, np.bool_)
+        known = self._kept(keys)
         transfer.settle(np.flatnonzero(known), Outcome.ALREADY)
         wanted = np.flatnonzero(~known).tolist()
-        count = self._within_budget([sizes[position] for position in wanted])
+        count = within_budget(self._counters, [sizes[position] for position in wanted], self._settings.save_queue_bytes)
         transfer.settle(wanted[count:], Outcome.REFUSED_BUDGET)
-        request = Request(transfer, list(keys), held, sizes, loading=False)
+        request = Request(transfer, self._counters, list(keys), held, sizes, loading=False)
         request.queued_bytes = sum(sizes[position] for position in wanted[:count])
         for lane, positions in self._placed(request, wanted[:count]).items():
             Part(request, lane, positions)
@@ -152,22 +158,35 @@ class PoolStore:
         if not request.parts:
             transfer.release()
             return transfer
-        self._counters.add(borrowed_bytes=request.borrowed_bytes)
+        request.account.add(borrowed_bytes=request.borrowed_bytes)
         if not self._dispatcher.put(request):
             positions = [position for part in request.parts for position in part.drop()]
-            self._counters.add(borrowed_bytes=-request.borrowed_bytes, queued_bytes=-request.queued_bytes)
+            request.account.add(borrowed_bytes=-request.borrowed_bytes, queued_bytes=-request.queued_bytes)
             if not request.loading:
                 self._saved(request, positions)
             transfer.settle(positions, Outcome.LOST_MEDIUM)
             request.parts.clear()
+            request.ended()
             transfer.release()
         return transfer
 
     # Where blocks are and go.
 
     @property
+    def _persistent(self) -> tuple[Lane, ...]:
+        """Lanes of media that keep blocks when the process ends."""
+        return self._dispatcher.lanes
+
+    @property
     def _lanes(self) -> tuple[Lane, ...]:
         return self._dispatcher.lanes
+
+    def _kept(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_]:
+        """Which keys need not be saved, shape (keys,)."""
+        return self._places(keys) >= 0
+
+    def _moved(self, request: Request, lane: Lane, found: dict[Outcome, list[int]]) -> None:
+        """A drive has done something; a pool keeps no copies."""
 
     def _shares(self, lanes: Sequence[Lane]) -> list[float]:
         return shares([lane.meter.bytes_per_s for lane in lanes])
@@ -185,14 +204,15 @@ class PoolStore:
         placed: dict[Lane, list[int]] = {}
         now_s = time.monotonic()
         with self._lock:
-            lanes = self._lanes
+            lanes = self._drives
             share = self._shares(lanes)
             healthy = [number for number, lane in enumerate(lanes) if lane.usable_for_saves(now_s)]
             usable = healthy or range(len(lanes))  # with none left, the drives themselves give the reason
             for position in positions:
-                users = self._placing.setdefault(request.keys[position], [])
-                lane = users[0] if users else lanes[self._placement.choose(request.lengths[position], share, usable)]
-                users.append(lane)
+                users = self._placing.setdefault(request.keys[position], {})
+                lane = next(iter(users.values()), None)
+                lane = lane or lanes[self._placement.choose(request.lengths[position], share, usable)]
+                users[request] = lane
                 placed.setdefault(lane, []).append(position)
         return placed
 
@@ -200,34 +220,27 @@ class PoolStore:
         """These blocks of a save are no longer on their way to a drive."""
         with self._lock:
             for position in positions:
-                users = self._placing.get(request.keys[position], [])
-                if len(users) > 1:
-                    users.pop()
-                else:
+                users = self._placing.get(request.keys[position], {})
+                users.pop(request, None)
+                if not users:
                     self._placing.pop(request.keys[position], None)
 
-    def _other_drives(self, request: Request, positions: list[int], lane: Lane) -> dict[Lane, list[int]]:
+    def _others(self, request: Request) -> Sequence[Lane]:
+        """Where blocks of a request may go instead, best first."""
+        return self._lanes
+
+    def _elsewhere(self, request: Request, positions: list[int], lane: Lane) -> dict[Lane, list[int]]:
         now_s = time.monotonic()
         placed: dict[Lane, list[int]] = {}
         for position in positions:
             tried = request.tried.setdefault(position, [])
             tried.append(lane)
-            for other in self._lanes:
+            for other in self._others(request):
                 usable = other.reading.reason is None if request.loading else other.usable_for_saves(now_s)
                 if other not in tried and usable and (not request.loading or other.holds(request.keys[position])):
                     placed.setdefault(other, []).append(position)
                     break
         return placed
-
-    def _within_budget(self, sizes: list[int]) -> int:
-        """How many blocks from the front the save queue takes now; their bytes are reserved."""
-        limit = self._settings.save_queue_bytes
-        if self._counters.reserve(sum(sizes), limit):
-            return len(sizes)
-        for count, size in enumerate(sizes):
-            if not self._counters.reserve(size, limit):
-                return count
-        return len(sizes)
 
     # Keeping and dropping.
 
@@ -243,7 +256,7 @@ class PoolStore:
         if to_bytes < 0:
             raise MisuseError(f"to_bytes must not be negative, got {to_bytes}")
         self.refresh()
-        lanes = self._lanes
+        lanes = self._drives
         used = [lane.store.stats().used_bytes for lane in lanes]
         total = max(sum(used), 1)
         freed = sum(lane.store.evict(to_bytes * mine // total) for lane, mine in zip(lanes, used, strict=True))
@@ -263,9 +276,16 @@ class PoolStore:
 
     def _drain(self) -> None:
         self._usable()
-        for request in self._dispatcher.active():
-            if not request.loading:
-                request.transfer.wait_released()
+        self._wait_for_saves(math.inf)
+
+    def _wait_for_saves(self, timeout_s: float) -> None:
+        """Wait for saves, and for the copies that they and other copies lead to, seconds."""
+        deadline_s = time.monotonic() + timeout_s
+        for _ in range(self._hops):
+            for request in self._dispatcher.active():
+                if not request.loading:
+                    left_s = deadline_s - time.monotonic()
+                    request.transfer.wait_released(None if left_s == math.inf else max(left_s, 0))
 
     def check(self, *, fix: bool = False) -> CheckReport:
         """Verify every file and block of every drive; with `fix` repair or remove what is damaged."""
@@ -279,7 +299,7 @@ class PoolStore:
     def register(self, arena: Any) -> int:
         """Announce memory to every drive; returns the bytes that all of them have registered."""
         self._usable()
-        return min(lane.store.register(arena) for lane in self._lanes)
+        return min(lane.store.register(arena) for lane in self._persistent)
 
     def stats(self) -> Stats:
         """Blocks and outcomes as the callers of this pool saw them; bytes are sums over the drives."""
@@ -299,10 +319,7 @@ class PoolStore:
         if self._closed or forks.count != self._forks:
             return
         self._closed = True
-        deadline_s = time.monotonic() + self._settings.close_timeout_s
-        for request in self._dispatcher.active():
-            if not request.loading:
-                request.transfer.wait_released(max(deadline_s - time.monotonic(), 0))
+        self._wait_for_saves(self._settings.close_timeout_s)
         for request in self._dispatcher.active():
             request.transfer.cancel()
         for lane in self._lanes:
@@ -322,3 +339,13 @@ class PoolStore:
             raise MisuseError("this pool is closed; open it again")
         if forks.count != self._forks:
             raise MisuseError("this pool was opened before fork; open it in the child process")
+
+
+def within_budget(account: Counters, sizes: list[int], limit: int) -> int:
+    """How many blocks from the front a queue of `limit` bytes takes now; their bytes are reserved."""
+    if account.reserve(sum(sizes), limit):
+        return len(sizes)
+    for count, size in enumerate(sizes):
+        if not account.reserve(size, limit):
+            return count
+    return len(sizes)

@@ -3,14 +3,14 @@ what of a part was handed to the drive's store at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rewarm.store.contract import Outcome, Transfer
-from rewarm.store.transfer import BatchTransfer
+from rewarm.store.transfer import BatchTransfer, Counters
 
 if TYPE_CHECKING:
     from rewarm.tiers.lane import Lane
@@ -19,11 +19,16 @@ Buffers = Sequence[Any] | npt.NDArray[Any]
 
 
 class Request:
-    """One batch. `unsent_bytes` is what no drive has been asked for yet; `slices` counts what drives still hold."""
+    """One batch. `unsent_bytes` is what no drive has been asked for yet; `slices` counts what drives still hold.
+
+    `account` counts its borrowed and queued bytes; `ended` is called when its memory is released. A `copy` is a save
+    of the pool's own, from one tier to another.
+    """
 
     def __init__(
         self,
         transfer: BatchTransfer,
+        account: Counters,
         keys: Sequence[bytes],
         buffers: Buffers,
         lengths: list[int],
@@ -31,6 +36,10 @@ class Request:
         loading: bool,
     ) -> None:
         self.transfer = transfer
+        self.account = account
+        self.copy = False
+        self.ended: Callable[[], None] = _nothing
+        self.epoch = 0
         self.keys = keys
         self.buffers = buffers
         self.lengths = lengths
@@ -123,6 +132,10 @@ def by_outcome(positions: list[int], outcomes: list[Outcome | None]) -> dict[Out
     for position, outcome in zip(positions, outcomes, strict=True):
         found.setdefault(outcome or Outcome.CANCELLED, []).append(position)
     return found
+
+
+def _nothing() -> None:
+    """Nobody waits for the end of a request of a caller but its transfer."""
 
 
 def private_buffer(size: int) -> npt.NDArray[np.uint8]:
