@@ -39,6 +39,7 @@ from rewarm.store.layout import (
     segment_header_is,
 )
 from rewarm.store.log import LogReader, LogTail
+from rewarm.store.mounts import mount_notes
 from rewarm.store.pool import (
     POOL_FILE,
     WRITERS,
@@ -348,7 +349,7 @@ class _Check:
             self.notes.append(Finding("stale_temporary", _inside(self._pool, path), "left behind more than a day ago"))
             self.orphans.append(path)
         self.findings += housekeeping.wrong_access(self._pool, fix=fix)
-        self.notes += attachment_notes(self._pool.root)
+        self.notes += attachment_notes(self._pool.root) + mount_notes(self._pool.root)
 
     def remove_orphans(self) -> None:
         """Give back the space of what no entry names and no process fills."""
