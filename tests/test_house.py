@@ -48,7 +48,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
 
 THIRD_PARTY_HOMES = {
     "click": "cli", "rich": "cli", "prometheus_client": "cli", "simpy": "plan", "jinja2": "report",
-    "pytest": "testing", "hypothesis": "testing", "aiohttp": "bench", "ray": "bench",
+    "pytest": "testing", "hypothesis": "testing", "httptools": "bench", "ray": "bench",
 }  # fmt: skip
 """Packages that one room alone may import; every other one must be a plain dependency."""
 

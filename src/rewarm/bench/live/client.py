@@ -1,28 +1,29 @@
-"""The HTTP client: sends one prepared request and keeps the times of what comes back.
+"""The load client of one server: prepared requests out over kept connections, answers with their times back.
 
-One `Client` serves one server over kept connections. Times are of the monotonic clock and taken when bytes reach the
-event loop. Every failure of the server or of the network becomes an `Answer` with a cause; only our own defects raise.
+Every failure of the server or of the network becomes an `Answer` with a cause; only our own defects raise. Times are
+of the monotonic clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-import aiohttp
 import msgspec
 
+from rewarm.bench.live.connection import Address, CannotConnect, Connection, head
 from rewarm.bench.live.events import BadStream, Events
 from rewarm.workload.job import Server
 
-CONNECT_S = 30.0
-"""A server that does not accept a connection in this time is not there."""
 _QUOTED = 300
 """Characters of an error page that are kept."""
-_READ_BYTES = 1 << 18
+_OPENING = 64
+"""Connections that are opened at once: servers have a short queue of those they have not accepted."""
 
 
 @dataclass
@@ -56,106 +57,136 @@ class Answer:
         self.cause, self.failure = cause, f"{cause}: {detail}"
 
 
-class Client:
-    """Connections to one server, at most `server.connections` at once. Use it inside `async with`.
+class _Reader:
+    """Takes the body of one answer as it comes."""
 
-    `timeout_s` bounds each request, its waiting for a connection included.
+    def __init__(self, answer: Answer) -> None:
+        self.events = Events()
+        self.page = bytearray()
+        """The body of an answer that is no stream, but an error."""
+        self._answer = answer
+
+    def take(self, status: int, body: bytes, now: float) -> None:
+        """One piece; raises `BadStream`."""
+        if status != 200:
+            self.page += body
+            return
+        answer = self._answer
+        if not self.events.feed(body):
+            return
+        if answer.last is not None:
+            answer.gaps.append(now - answer.last)
+        answer.first = answer.first or now
+        answer.last = now
+
+    def book(self) -> None:
+        """What the stream said about tokens, however it ended."""
+        answer, usage = self._answer, self.events.usage
+        answer.output_tokens = self.events.pieces
+        if usage:
+            answer.prompt_tokens, answer.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+            answer.output_tokens = usage.completion_tokens or self.events.pieces
+
+
+class Client:
+    """Connections to one server, at most `server.connections` at once; whoever comes later waits its turn.
+
+    Use it inside `async with`. `timeout_s` bounds each request, its waiting for a connection included.
     """
 
     def __init__(self, server: Server, timeout_s: float, api_key: str | None = None) -> None:
         self.url = server.url.rstrip("/")
-        self._path = "chat/completions" if server.api == "chat" else "completions"
+        self.address = Address.of(self.url)
+        self._path = f"{self.address.path}/{'chat/completions' if server.api == 'chat' else 'completions'}"
         self._timeout_s = timeout_s
-        self._connections = server.connections or 0  # to aiohttp, 0 is no limit
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._session: aiohttp.ClientSession | None = None
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._places = asyncio.Semaphore(server.connections) if server.connections else None
+        self._most = server.connections
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
 
     async def __aenter__(self) -> Self:
-        trace = aiohttp.TraceConfig()
-        trace.on_request_chunk_sent.append(_stamp)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=600.0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-            headers=self._headers,
-            trace_configs=[trace],
-            read_bufsize=_READ_BYTES,
-        )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        if self._session:
-            await self._session.close()
+        for connection in self._open:
+            connection.close()
+        await asyncio.sleep(0)  # the event loop closes what was aborted
 
-    async def get(self, url: str, timeout_s: float) -> tuple[int, bytes]:
-        """Status and body of a page. Raises `aiohttp.ClientError` or `TimeoutError`."""
-        assert self._session
-        async with asyncio.timeout(timeout_s), self._session.get(url) as response:
-            return response.status, await response.read()
+    async def get(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+        """Status and body of a page. Raises `OSError` (also `TimeoutError`) or `BadStream`."""
+        page = bytearray()
+        async with asyncio.timeout(timeout_s), self._connection() as connection:
+            request = head("GET", self.address, path, self._headers, 0)
+            status = await connection.exchange(request, lambda status, body, now: page.extend(body))
+        return status, bytes(page)
+
+    def prepared(self, body: bytes) -> bytes:
+        """The whole request that asks for a completion."""
+        headers = {"Content-Type": "application/json", **self._headers}
+        return head("POST", self.address, self._path, headers, len(body)) + body
 
     async def open_connections(self, count: int) -> None:
         """Open that many connections and keep them, so that a wave does not measure the making of them."""
-        wanted = min(count, self._connections or count)
-        pages = (self.get(f"{self.url}/models", CONNECT_S) for _ in range(wanted))
-        await asyncio.gather(*pages, return_exceptions=True)  # one that fails is opened by its request
+        self._idle = [connection for connection in self._idle if connection.usable]
+        self._open = set(self._idle)
+        wanted = min(count, self._most or count) - len(self._idle)
+        for first in range(0, wanted, _OPENING):
+            making = (Connection.open(self.address) for _ in range(first, min(wanted, first + _OPENING)))
+            for made in await asyncio.gather(*making, return_exceptions=True):
+                if isinstance(made, Connection):  # what could not be opened is told by the request that needs it
+                    self._idle.append(made)
+                    self._open.add(made)
 
-    async def ask(self, session: int, body: bytes, intended: float) -> Answer:
-        """Send a prepared request and read the whole answer; `intended` is when it should have been sent."""
-        assert self._session
+    async def ask(self, session: int, request: bytes, intended: float) -> Answer:
+        """Send what `prepared` made and read the whole answer; `intended` is when it should have been sent."""
         answer = Answer(session, intended)
-        url = f"{self.url}/{self._path}"
+        reader = _Reader(answer)
         try:
-            async with (
-                asyncio.timeout(self._timeout_s),
-                self._session.post(url, data=body, trace_request_ctx=answer) as response,
-            ):
-                if response.status != 200:
-                    answer.fail(f"HTTP {response.status}", _reason(await response.read()))
-                else:
-                    await _read(response, answer)
+            async with asyncio.timeout(self._timeout_s), self._connection() as connection:
+                try:
+                    status = await connection.exchange(request, reader.take)
+                finally:
+                    answer.sent = connection.sent
+            if status == 200:
+                reader.events.close()
+            else:
+                answer.fail(f"HTTP {status}", _reason(bytes(reader.page)))
         except TimeoutError:
             answer.fail("timed out", f"no whole answer in {self._timeout_s:g} s")
         except BadStream as error:
             answer.cause, answer.failure = error.cause, str(error)
-        except aiohttp.ClientPayloadError as error:
-            answer.fail("closed early", str(error))
-        except aiohttp.ClientConnectorError as error:
+        except CannotConnect as error:
             answer.fail("cannot connect", str(error))
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             answer.fail("connection lost", str(error) or type(error).__name__)
+        reader.book()
         answer.end = time.monotonic()
         return answer
 
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """An idle connection, or a new one; kept afterwards if another exchange may follow."""
+        if self._places:
+            await self._places.acquire()
+        try:
+            self._drop_closed()
+            connection = self._idle.pop() if self._idle else await Connection.open(self.address)
+            self._open.add(connection)
+            try:
+                yield connection
+            finally:
+                self._idle.append(connection)
+        finally:
+            if self._places:
+                self._places.release()
 
-async def _stamp(session: aiohttp.ClientSession, context: Any, sent: aiohttp.TraceRequestChunkSentParams) -> None:
-    """Keep when the last part of the request left."""
-    answer = context.trace_request_ctx
-    if isinstance(answer, Answer):
-        answer.sent = time.monotonic()
-
-
-async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
-    """Read a stream to its end. Raises `BadStream` and what the connection raises."""
-    events = Events()
-    try:
-        async for data in response.content.iter_any():
-            now = time.monotonic()
-            if not events.feed(data):
-                continue
-            if answer.last is not None:
-                answer.gaps.append(now - answer.last)
-            answer.first = answer.first or now
-            answer.last = now
-        events.close()
-    finally:
-        answer.output_tokens = events.pieces
-        if events.usage:
-            answer.prompt_tokens = events.usage.prompt_tokens
-            answer.cached_tokens = events.usage.cached_tokens
-            answer.output_tokens = events.usage.completion_tokens or events.pieces
+    def _drop_closed(self) -> None:
+        """Forget the last connections that the server, or a failed exchange, has closed."""
+        while self._idle and not self._idle[-1].usable:
+            self._open.discard(self._idle.pop())
 
 
 class _Problem(msgspec.Struct):

@@ -8,10 +8,10 @@ import re
 import time
 from dataclasses import dataclass
 
-import aiohttp
 import msgspec
 
 from rewarm.bench.live.client import Answer, Client
+from rewarm.bench.live.events import BadStream
 from rewarm.bench.live.prompts import FRESH, SAMPLE_WORDS, Tokenizer, request_body, text
 from rewarm.errors import ConfigError, StorageError
 from rewarm.workload.job import Server
@@ -42,9 +42,9 @@ class Endpoint:
     model: str
     tokenizer: Tokenizer
 
-    def body(self, prompt: str, output_tokens: int) -> bytes:
-        """A request for this server."""
-        return request_body(self.server, self.model, prompt, output_tokens)
+    def request(self, prompt: str, output_tokens: int) -> bytes:
+        """A whole request for this server, ready to be sent."""
+        return self.client.prepared(request_body(self.server, self.model, prompt, output_tokens))
 
 
 async def find(name: str, server: Server, client: Client, seed: int) -> Endpoint:
@@ -56,7 +56,7 @@ async def find(name: str, server: Server, client: Client, seed: int) -> Endpoint
     counted = []
     for place, words in enumerate(SAMPLE_WORDS):
         body = request_body(server, model, text(seed, 2 * FRESH + place, words), _WAKE_TOKENS)
-        answer = await client.ask(-1, body, time.monotonic())
+        answer = await client.ask(-1, client.prepared(body), time.monotonic())
         if answer.failure:
             raise StorageError(f"server {name!r} does not answer a short prompt: {answer.failure}")
         counted.append(answer.prompt_tokens)
@@ -67,8 +67,8 @@ async def _model(name: str, server: Server, client: Client) -> str:
     """The model to ask for: the one that was named, if the server lists it, else the first that it lists."""
     url = f"{client.url}/models"
     try:
-        status, page = await client.get(url, PAGE_S)
-    except (aiohttp.ClientError, OSError) as error:
+        status, page = await client.get(f"{client.address.path}/models", PAGE_S)
+    except (BadStream, OSError) as error:
         raise StorageError(f"server {name!r} does not answer at {url}: {error or type(error).__name__}") from error
     try:
         served = [card.id for card in msgspec.json.decode(page, type=_Cards).data] if status == 200 else []
@@ -91,12 +91,12 @@ async def wait_ready(endpoint: Endpoint, limit_s: float = READY_S) -> None:
     Raises `StorageError` when it does not within `limit_s`.
     """
     end = time.monotonic() + limit_s
-    body = endpoint.body(text(int(time.time()), 3 * FRESH, SAMPLE_WORDS[0]), _WAKE_TOKENS)
+    request = endpoint.request(text(int(time.time()), 3 * FRESH, SAMPLE_WORDS[0]), _WAKE_TOKENS)
     answer: Answer | None = None
     while (left := end - time.monotonic()) > 0:
         try:
             async with asyncio.timeout(left):
-                answer = await endpoint.client.ask(-1, body, time.monotonic())
+                answer = await endpoint.client.ask(-1, request, time.monotonic())
         except TimeoutError:
             break
         if answer.failure is None:
@@ -113,10 +113,9 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 async def cache_tokens(endpoint: Endpoint) -> int | None:
     """Tokens that a server's own cache holds, by its metrics (vLLM, SGLang); None where they do not say."""
-    base = endpoint.client.url.removesuffix("/v1")
     try:
-        status, page = await endpoint.client.get(f"{base}/metrics", PAGE_S)
-    except (aiohttp.ClientError, OSError):
+        status, page = await endpoint.client.get(f"{endpoint.client.address.path.removesuffix('/v1')}/metrics", PAGE_S)
+    except (BadStream, OSError):
         return None
     return cache_tokens_in(page.decode(errors="replace")) if status == 200 else None
 

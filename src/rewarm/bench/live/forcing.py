@@ -76,14 +76,14 @@ async def make_cold(
     elif forcing.how == "overflow":
         words = endpoint.tokenizer.words(tokens)
         count = math.ceil(forcing.tokens * OVERFLOW / tokens)
-        makers = [lambda: endpoint.body(text(seed, fresh(), words), 1)] * count
+        makers = [lambda: endpoint.request(text(seed, fresh(), words), 1)] * count
         await push(endpoint, makers, "could not be sent to overflow the cache", lambda _: None)
 
 
 async def push(
     endpoint: Endpoint, makers: Sequence[Callable[[], bytes]], what: str, advance: Callable[[float], None]
 ) -> None:
-    """Send prompts for their effect, a few at once; each body is made when it is sent.
+    """Send prompts for their effect, a few at once; each request is made when it is sent.
 
     Raises `StorageError` when one is not answered: then nobody knows what the server holds.
     """

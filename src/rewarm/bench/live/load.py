@@ -39,12 +39,12 @@ class LoadReading:
 async def run_cell(
     client: Client,
     asks: Sequence[shapes.Client],
-    bodies: Mapping[int, bytes],
+    requests: Mapping[int, bytes],
     advance: Callable[[float], None],
     fresh: Callable[[int], bytes] | None = None,
     fresh_per_s: float = 0.0,
 ) -> LoadReading:
-    """Run the schedule `asks` with a prepared body for each session; `advance` hears of every answer.
+    """Run the schedule `asks` with a prepared request for each session; `advance` hears of every answer.
 
     With `fresh_per_s` prompts made by `fresh` arrive beside it as a Poisson stream; their answers do not count.
     """
@@ -53,20 +53,20 @@ async def run_cell(
     start = time.monotonic() + LEAD_S
     async with _watched() as lags, _disturbed(client, fresh, fresh_per_s):
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_one_client(client, each, bodies, start, advance)) for each in asks]
+            tasks = [group.create_task(_one_client(client, each, requests, start, advance)) for each in asks]
         ended = time.monotonic()
     answers = sorted((answer for task in tasks for answer in task.result()), key=lambda answer: answer.session)
     return LoadReading(answers, start, ended - start, time.process_time() - before, lags)
 
 
 async def _one_client(
-    client: Client, asks: shapes.Client, bodies: Mapping[int, bytes], start: float, advance: Callable[[float], None]
+    client: Client, asks: shapes.Client, requests: Mapping[int, bytes], start: float, advance: Callable[[float], None]
 ) -> list[Answer]:
     answers: list[Answer] = []
     for ask in asks:
         intended = (answers[-1].end or start if answers else start) + ask.delay_s
         await asyncio.sleep(intended - time.monotonic())
-        answers.append(await client.ask(ask.session, bodies[ask.session], intended))
+        answers.append(await client.ask(ask.session, requests[ask.session], intended))
         advance(1)
     return answers
 

@@ -88,7 +88,7 @@ async def _populate(run: _Run, name: str) -> None:
     words = endpoint.tokenizer.words(job.tokens)
 
     def maker(session: int) -> Callable[[], bytes]:
-        return lambda: endpoint.body(text(job.seed, session, words), 1)
+        return lambda: endpoint.request(text(job.seed, session, words), 1)
 
     with run.stages(f"filling {name}", job.session_count) as progress:
         makers = [maker(session) for session in range(job.session_count)]
@@ -124,20 +124,20 @@ async def _ask(
     numbers: dict[int, int],
     advance: Callable[[float], None],
 ) -> LoadReading:
-    """Prepare the bodies of a cell and run it; `numbers` gives sessions another text than their own."""
+    """Prepare the requests of a cell and run it; `numbers` gives sessions another text than their own."""
     job = run.job
-    bodies = {}
+    requests = {}
     for ask in itertools.chain.from_iterable(asks):
         prompt = text(job.seed, numbers.get(ask.session, ask.session), endpoint.tokenizer.words(ask.tokens))
         if job.new_tokens:
             suffix = text(job.seed, _SUFFIX + run.fresh(), endpoint.tokenizer.words(job.new_tokens, start=False))
             prompt = f"{prompt} {suffix}"
-        bodies[ask.session] = endpoint.body(prompt, job.output_tokens)
+        requests[ask.session] = endpoint.request(prompt, job.output_tokens)
 
     def fresh(number: int) -> bytes:
-        return endpoint.body(text(job.seed, run.fresh(), endpoint.tokenizer.words(job.tokens)), 1)
+        return endpoint.request(text(job.seed, run.fresh(), endpoint.tokenizer.words(job.tokens)), 1)
 
-    return await run_cell(endpoint.client, asks, bodies, advance, fresh, job.fresh_requests_per_s)
+    return await run_cell(endpoint.client, asks, requests, advance, fresh, job.fresh_requests_per_s)
 
 
 def _result(run: _Run) -> Result:
