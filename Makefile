@@ -10,7 +10,7 @@ BENCHES := $(filter-out _%,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.
 PIP     := $(BIN)/python -m pip install --quiet --prefer-binary
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format fuzz engine-env lmcache-env sglang-env transformers-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
+.PHONY: help demo test check lint types format fuzz lab-two-media engine-env lmcache-env sglang-env transformers-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -48,6 +48,9 @@ $(BENCHES:%=bench-%): bench-%: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev ## a million hostile inputs for the parsers of frames, logs, pool files and segments: a minute
 	@$(BIN)/python -m tests.store.fuzz.run $(ARGS)
+
+lab-two-media: $(VENV)/.dev ## two throttled media, every restore order, the published table in small: root, 4 minutes
+	@$(BIN)/python lab/two-media/run.py $(ARGS)
 
 engine-env: ## vLLM for the CPU in .venv-vllm, for make test-engine: two minutes, 4 GB
 	@tests/engine/environment.sh
