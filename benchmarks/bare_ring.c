@@ -1,9 +1,10 @@
 /* The reference of the read benchmarks: a bare io_uring loop over a list of extents, nothing else.
  *
- *   bare_ring QUEUE FIXED BLOCK < extents        lines "path offset length", in the order to read
+ *   bare_ring QUEUE FIXED BLOCK [DUMP] < extents        lines "path offset length", in the order to read
  *
  * Reads every extent in pieces of at most BLOCK bytes with O_DIRECT into one pre-faulted arena of huge pages, QUEUE
- * requests in flight, with registered buffers when FIXED is 1. Prints seconds, CPU seconds and bytes. Build: cc -O2 bare_ring.c -o bare_ring -luring
+ * requests in flight, with registered buffers when FIXED is 1. Prints seconds, CPU seconds, bytes, and the seconds until
+ * each extent was read whole. Afterwards writes what it read to DUMP. Build: cc -O2 bare_ring.c -o bare_ring -luring
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -19,7 +20,10 @@
 
 #define SLICE (1UL << 30)
 
-struct extent { int fd; uint64_t offset, length, at; };
+struct extent { int fd, line; uint64_t offset, length, at; };
+
+static size_t left[65536];
+static double read_s[65536];
 
 static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec / 1e9; }
 
@@ -31,18 +35,19 @@ static double cpu(void) {
 static void die(const char *what) { perror(what); exit(1); }
 
 int main(int argc, char **argv) {
-    if (argc != 4) { fprintf(stderr, "usage: bare_ring QUEUE FIXED BLOCK < extents\n"); return 2; }
+    if (argc != 4 && argc != 5) { fprintf(stderr, "usage: bare_ring QUEUE FIXED BLOCK [DUMP] < extents\n"); return 2; }
     int queue = atoi(argv[1]), fixed = atoi(argv[2]);
     uint64_t block = strtoull(argv[3], 0, 10);
     struct extent *list = malloc(sizeof *list * 1000000);
     size_t count = 0; uint64_t total = 0;
-    char path[4096], last[4096] = ""; int fd = -1; uint64_t offset, length;
+    char path[4096], last[4096] = ""; int fd = -1, lines = 0; uint64_t offset, length;
     while (scanf("%4095s %lu %lu", path, &offset, &length) == 3) {
         if (strcmp(path, last)) { fd = open(path, O_RDONLY | O_DIRECT); if (fd < 0) die(path); strcpy(last, path); }
         for (uint64_t done = 0; done < length; done += block) {
             uint64_t piece = length - done < block ? length - done : block;
-            list[count++] = (struct extent){fd, offset + done, piece, total}; total += piece;
+            list[count++] = (struct extent){fd, lines, offset + done, piece, total}; total += piece; left[lines]++;
         }
+        if (++lines == 65536) { fprintf(stderr, "too many extents\n"); return 2; }
     }
     char *arena = mmap(0, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (arena == MAP_FAILED) die("mmap");
@@ -73,10 +78,18 @@ int main(int argc, char **argv) {
         struct io_uring_cqe *got; unsigned head, n = 0;
         io_uring_for_each_cqe(&ring, head, got) {
             if (got->res != (int)list[got->user_data].length) { fprintf(stderr, "short read %d\n", got->res); return 1; }
+            int line = list[got->user_data].line;
+            if (!--left[line]) read_s[line] = now() - start;
             n++; done++; flying--;
         }
         io_uring_cq_advance(&ring, n);
     }
-    printf("{\"seconds\": %.6f, \"cpu_s\": %.6f, \"bytes\": %lu}\n", now() - start, cpu() - start_cpu, total);
+    printf("{\"seconds\": %.6f, \"cpu_s\": %.6f, \"bytes\": %lu, \"latencies_s\": [", now() - start, cpu() - start_cpu, total);
+    for (int i = 0; i < lines; i++) printf(i ? ", %.6f" : "%.6f", read_s[i]);
+    printf("]}\n");
+    if (argc == 5) {
+        FILE *dump = fopen(argv[4], "w");
+        if (!dump || fwrite(arena, 1, total, dump) != total || fclose(dump)) die(argv[4]);
+    }
     return 0;
 }
