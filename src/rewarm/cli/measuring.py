@@ -15,9 +15,9 @@ _IGNORED_MAX = 2
 """Interruptions after the first that are ignored while the run cleans up; one more gives up cleaning."""
 
 
-def stages_of(output: Output) -> Callable[[str, float], AbstractContextManager[Progress]]:
-    """Stages of a run as progress in bytes."""
-    return lambda label, total: output.progress(label, total=total, unit="B")
+def stages_of(output: Output, unit: str = "B") -> Callable[[str, float], AbstractContextManager[Progress]]:
+    """Stages of a run as progress, in bytes or in what `unit` names."""
+    return lambda label, total: output.progress(label, total=total, unit=unit)
 
 
 @contextmanager

@@ -130,8 +130,8 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> Job:
 def make_job(table: Mapping[str, Any], where: str) -> Job:
     """Build a job from plain values; `where` names their source in errors. A target is a URL or a table.
 
-    A target's table has `url`, `order`, and, for an emulated medium, `rate` such as "6.9GB/s". Durations and rates are numbers in
-    the unit of their key, or text with a unit.
+    A target's table has `url`, `order`, and, for an emulated medium, `rate` such as "6.9GB/s". Durations and rates are
+    numbers in the unit of their key, or text with a unit.
     """
     _check_keys(table, Job.__struct_fields__, where)
     for need in ("tokens", *(() if table.get("servers") else ("model", "targets"))):

@@ -9,6 +9,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from rewarm.bench.histogram import histogram
 from rewarm.bench.live.client import Answer
 from rewarm.bench.live.load import LoadReading
 from rewarm.bench.recompute import percentiles
@@ -30,7 +31,6 @@ LAG_SHARE_MAX = 0.05
 """An event loop that wakes up later than this share of a median makes that median its own."""
 LAG_FLOOR_S = 0.002
 """Later than this a wake-up must be before it counts: every machine has that much noise."""
-BUCKETS_A_DECADE = 20
 _NONE = Percentiles(None, None, None)
 
 
@@ -179,18 +179,9 @@ def _live(reading: LoadReading, ttft_s: Percentiles, cached: int | None) -> Live
         output_tokens_per_s=sum(answer.output_tokens for answer in good) / reading.seconds,
         prompt_tokens=sum(answer.prompt_tokens or 0 for answer in reading.answers),
         cached_tokens=cached,
-        gaps=histogram([gap for answer in good for gap in answer.gaps]),
+        gaps=histogram(np.array([gap for answer in good for gap in answer.gaps])),
         client=_client(reading, ttft_s, tpot_s),
     )
-
-
-def histogram(seconds: Sequence[float]) -> list[tuple[float, int]]:
-    """[upper bound in s, how many]: `BUCKETS_A_DECADE` buckets of equal ratio a decade, empty ones left out."""
-    if not seconds:
-        return []
-    places = np.ceil(np.log10(np.maximum(seconds, 1e-6)) * BUCKETS_A_DECADE).astype(int)
-    found, counts = np.unique(places, return_counts=True)
-    return [(float(10 ** (place / BUCKETS_A_DECADE)), int(n)) for place, n in zip(found, counts, strict=True)]
 
 
 def _client(reading: LoadReading, ttft_s: Percentiles, tpot_s: Percentiles) -> ClientLoad:
