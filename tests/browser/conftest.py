@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.samples import bench_result, plan_result
+from tests.report.samples import bench_result, live_result, plan_result
 
+from rewarm.bench.result import Result
+from rewarm.plan import Plan
 from rewarm.report import write_report
 
 ARTEFACTS = Path(__file__).resolve().parents[2] / "out" / "screenshots"
@@ -45,9 +47,14 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages: a result, a plan, and both together."""
+    """The pages: a result, a result of servers, a plan, and all together."""
     folder = tmp_path_factory.mktemp("pages")
-    results = {"bench": [bench_result()], "plan": [plan_result()], "both": [bench_result(), plan_result()]}
+    results: dict[str, list[Result | Plan]] = {
+        "bench": [bench_result()],
+        "live": [live_result()],
+        "plan": [plan_result()],
+        "all": [bench_result(), plan_result(), live_result()],
+    }
     for name, shown in results.items():
         write_report(shown, folder / f"{name}.html")
     return {name: folder / f"{name}.html" for name in results}

@@ -15,7 +15,7 @@ from tests.report.reading import resolve
 pytestmark = pytest.mark.browser
 
 AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-VIEWS = list(itertools.product(("bench", "plan"), ("light", "dark"), (1280, 390)))
+VIEWS = list(itertools.product(("bench", "plan", "live"), ("light", "dark"), (1280, 390)))
 CONTRAST_GRAPHICS = 3.0
 """WCAG 2.2, 1.4.11: graphical objects against what is beside them."""
 
@@ -75,8 +75,8 @@ def test_an_error_of_the_page_would_be_noticed(open_page: Open) -> None:
 
 
 def test_every_chart_draws_the_numbers_of_the_json_in_every_view(open_page: Open) -> None:
-    opened = open_page("both")
-    sources = [embedded(opened, "source-0"), embedded(opened, "source-1")]
+    opened = open_page("all")
+    sources = [embedded(opened, f"source-{place}") for place in range(3)]
     points = 0
     for select in [None, *opened.page.locator("select").all()]:
         views = select.locator("option").all() if select else [None]

@@ -10,14 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from tests.bench.live.scripted import Scripted
 
 import rewarm
+from rewarm.bench.live.run import run_live
 from rewarm.bench.replay import run_job
 from rewarm.bench.result import Result
 from rewarm.bench.stages import Progress
 from rewarm.plan import Plan, apply, calibrate, make_plan, make_spec
 from rewarm.plan.result import Capacity
-from rewarm.workload.job import Job, Target
+from rewarm.workload.job import Job, Server, Target
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plans"
 
@@ -51,6 +53,18 @@ def bench_result() -> Result:
             },
         )
         return run_job(job, _stage, lambda line: None)
+
+
+@functools.cache
+def live_result() -> Result:
+    """A real run over HTTP against a scripted server that forgets, once with a tier below it and once without."""
+    with Scripted(tier=True, token_s=1e-4, tier_token_s=1e-5) as tiered, Scripted(token_s=1e-4) as plain:
+        servers = {
+            "tiered": Server(url=tiered.url, restart=tiered.forget_command()),
+            "plain": Server(url=plain.url, restart=plain.forget_command(), body={"ignore_eos": True}),
+        }
+        job = Job(tokens=100, concurrency=(1, 3), repeats=2, output_tokens=6, servers=servers)
+        return run_live(job, _stage, lambda line: None)
 
 
 @functools.cache

@@ -6,13 +6,14 @@ import hashlib
 import json
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.report.reading import Element, check_text, read_page, resolve, script_json
-from tests.report.samples import bench_result, plan_result
+from tests.report.samples import bench_result, live_result, plan_result
 
 from rewarm.bench.result import Percentiles, Result
 from rewarm.errors import ConfigError
@@ -28,7 +29,7 @@ replace = msgspec.structs.replace
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Element, list[Any]]:
-    results: list[Result | Plan] = [bench_result(), plan_result()]
+    results: list[Result | Plan] = [bench_result(), plan_result(), live_result()]
     return read_page(render(results)), [json.loads(msgspec.json.encode(result)) for result in results]
 
 
@@ -69,36 +70,41 @@ def test_a_text_that_is_not_the_value_is_noticed() -> None:
 
 def test_the_results_themselves_are_in_the_page(both: tuple[Element, list[Any]]) -> None:
     page, sources = both
-    assert [script_json(page, f"source-{place}") for place in range(2)] == sources
+    assert [script_json(page, f"source-{place}") for place in range(3)] == sources
 
 
 def test_the_verdict_comes_before_every_other_figure(both: tuple[Element, list[Any]]) -> None:
     page, sources = both
-    bench, plan = page.all("article")
+    bench, plan, live = page.all("article")
     assert sources[0]["verdicts"][0] in bench.all("p", **{"class": "lead"})[0].text
     head, _, rest = sources[1]["verdict"]["sentence"].partition("; ")
     assert head in plan.all("section", **{"class": "verdict"})[0].text
     assert rest[1:] in plan.all("section", **{"class": "verdict"})[0].text
-    for article in (bench, plan):
+    for article in (bench, plan, live):
         before = article.text.split("Verdict", 1)[0]
         assert re.sub(r"\W", "", before) == re.sub(r"\W", "", article.all("h2")[0].text)
 
 
 def test_labels_say_where_figures_come_from(both: tuple[Element, list[Any]]) -> None:
     page, _ = both
-    bench, plan = page.all("article")
+    bench, plan, live = page.all("article")
     series = [button.attributes["data-name"] for button in bench.with_attribute("data-name")]
     targets = {name for name in series if name.split()[0] in ("flash", "local", "array", "recompute")}
     assert targets == {"flash (measured)", "local (emulated)", "array (emulated)", "recompute (modelled)"}
     media = [button.attributes["data-name"] for button in plan.with_attribute("data-name")]
     assert {name for name in media if "array" in name} == {"array (modelled)"}
+    servers = {button.attributes["data-name"] for button in live.with_attribute("data-name")}
+    assert {"tiered (measured)", "tiered: recompute (measured)", "plain: recompute (measured)"} <= servers
 
 
 def test_every_chart_has_title_units_legend_text_and_table(both: tuple[Element, list[Any]]) -> None:
     page, _ = both
     charts = page.all("figure")
     titles = [chart.all("h4")[0].text for chart in charts]
-    assert len(titles) == len(set(titles)) == 10
+    assert len(titles) == 17
+    for article in page.all("article"):
+        own = [chart.all("h4")[0].text for chart in article.all("figure")]
+        assert len(own) == len(set(own))
     for chart, figure in zip(charts, figures(page), strict=True):
         described = chart.attributes["aria-describedby"]
         assert len(chart.all("p", id=described)[0].text) > 60
@@ -120,10 +126,24 @@ def test_inputs_stand_under_their_origin(both: tuple[Element, list[Any]]) -> Non
         assert names == [row["name"] for row in sources[1]["inputs"] if row["origin"] == origin]
 
 
-def test_the_job_in_the_page_runs_again() -> None:
-    result = bench_result()
+@pytest.mark.parametrize("sample", [bench_result, live_result])
+def test_the_job_in_the_page_runs_again(sample: Callable[[], Result]) -> None:
+    result = sample()
     again = make_job(tomllib.loads(job_toml(result.job)), "page")
     assert msgspec.json.encode(again) == msgspec.json.encode(result.job)
+
+
+def test_a_wave_of_a_server_has_its_queue_its_prefill_and_its_decode(both: tuple[Element, list[Any]]) -> None:
+    page, _ = both
+    *_, timeline = page.all("article")[2].all("figure")
+    assert "Restore timeline" in timeline.all("h4")[0].text
+    spec = script_json(page, timeline.with_attribute("data-figure")[0].attributes["data-figure"])
+    decode, server, client = (spec["traces"][number] for number in spec["choices"][0])
+    assert [trace["name"] for trace in (decode, server, client)] == [
+        "decode", "server: queue, restore and prefill", "queued in the client",
+    ]  # fmt: skip
+    for end, first, sent in zip(decode["x"], server["x"], client["x"], strict=True):
+        assert end > first > sent > 0
 
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u2028"

@@ -5,6 +5,7 @@ The one coordinate that the JSON does not hold is the height of a cumulative dis
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rewarm.bench.result import Result
@@ -14,8 +15,28 @@ from rewarm.report.model import Chart, Entry, Row, Source, Table, Value
 PERCENTILES = {"median (p50)": "p50", "p90": "p90", "p99": "p99"}
 
 
+MODELLED_END = ("ttft_s",)
+
+Phase = tuple[tuple[str, ...], str, str]
+"""Where a request's time stands, what the request is in until then, and the series of it."""
+
+
 class BenchCharts:
     """The charts of one result. `source` is the same result as plain JSON."""
+
+    phases: tuple[Phase, ...] = (
+        (MODELLED_END, "prefill of new tokens (modelled)", "p3"),
+        (("last_byte_s",), "reading", "p2"),
+        (("first_byte_s",), "waiting for the first blocks", "p1"),
+        (("submitted_s",), "queued in the client", "p0"),
+    )
+    """What a request is in until each of its times, the last first: an earlier end covers a later one."""
+    timeline_text = (
+        "Every request starts at 0. A bar is a request: submitted, then waiting until its first blocks were read and "
+        "verified, then reading to its last block, then the prefill of new tokens, which is modelled and absent when "
+        "the job has none. Decode is not part of this run. First repeat."
+    )
+    missed = "missed blocks"
 
     def __init__(self, result: Result, source: Source) -> None:
         self.result = result
@@ -27,6 +48,7 @@ class BenchCharts:
             name: traces.entry(self.label(name, name in emulated), place, _origin(name in emulated))
             for place, name in enumerate(self.names)
         }
+        self.recompute = self._recompute_entries()
 
     @staticmethod
     def label(name: str, emulated: bool) -> str:
@@ -47,7 +69,6 @@ class BenchCharts:
                 drawn += self._line_and_repeats(name, entry, "seconds", ("ttft_s", percentile), label)
             drawn += self._recompute(percentile, label)
             choices[label] = list(range(first, len(drawn)))
-        modelled = [traces.recompute_entry()] if any(row.recompute for row in self.result.summary) else []
         layout = traces.layout("requests restored together", traces.CATEGORY, "TTFT, seconds", {})
         return Chart(
             id=f"ttft-{self.source.document}",
@@ -56,7 +77,7 @@ class BenchCharts:
             "their distance shows the noise. The vertical axis is logarithmic.",
             layout=layout,
             traces=tuple(drawn),
-            legend=(*self.entries.values(), *modelled),
+            legend=(*self.entries.values(), *self.recompute.values()),
             table=self._summary_table(
                 "Time to first token", {"p50": ("seconds", "ttft_s", "p50"), "p90": ("seconds", "ttft_s", "p90"),
                 "p99": ("seconds", "ttft_s", "p99"), "spread of the repeats": ("share", "spread"),
@@ -151,24 +172,22 @@ class BenchCharts:
         first_repeat = [place for place, cell in enumerate(self.result.cells) if cell.repeat == 0]
         for place in first_repeat:
             cell, first = self.result.cells[place], len(drawn)
-            drawn += [self._phase(place, number) for number in range(len(PHASES))]
+            drawn += [self._phase(place, number) for number in range(len(self.phases))]
             label = self.label(cell.target, cell.emulated)
             choices[f"{label}, {cell.concurrency} at once"] = list(range(first, len(drawn)))
         waves = sorted(choices, key=lambda label: label.startswith(self.names[0]), reverse=True)
         return Chart(
             id=f"timeline-{self.source.document}",
             title="Restore timeline of a wave",
-            text="All requests start at 0. A bar is a request: submitted, then waiting until its first blocks were "
-            "read and verified, then reading to its last block, then the prefill of new tokens, which is modelled "
-            "and absent when the job has none. Decode is not part of this run. First repeat.",
+            text=self.timeline_text,
             layout=traces.layout(
-                "seconds since the wave's start", {**traces.SECONDS, **traces.FROM_ZERO}, "request",
+                "seconds since the request's intended start", {**traces.SECONDS, **traces.FROM_ZERO}, "request",
                 {**traces.CATEGORY, "autorange": "reversed"}, barmode="overlay", bargap=0.25,
             ),
             traces=tuple(drawn),
-            legend=tuple(Entry(name, series) for _, name, series in reversed(PHASES)),
+            legend=tuple(Entry(name, series) for _, name, series in reversed(self.phases)),
             table=Table(
-                "Waves of the first repeat", ("wave", "p50", "p90", "p99", "last byte", "missed blocks"),
+                "Waves of the first repeat", ("wave", "p50", "p90", "p99", "last byte", self.missed),
                 tuple(self._wave_row(place) for place in first_repeat),
             ),
             choice_label="Wave",
@@ -199,16 +218,26 @@ class BenchCharts:
             ),
         ]  # fmt: skip
 
+    def _recompute_entries(self) -> dict[str, Entry]:
+        """Recompute that is modelled is the same beside every target; measured, every server has its own."""
+        found: dict[str, Entry] = {}
+        for name, entry in self.entries.items():
+            known = [row.recompute for row in self.result.summary if row.target == name and row.recompute]
+            if known and known[0].mfu is None:
+                grey = traces.recompute_entry(traces.MEASURED)
+                found[name] = replace(grey, name=f"{name}: {grey.name}", symbol=entry.symbol)
+            elif known and not found:
+                found[name] = traces.recompute_entry()
+        return found
+
     def _recompute(self, percentile: str, label: str) -> list[dict[str, Any]]:
-        """Recompute is the same beside every target; the first one that has it is drawn."""
-        for name in self.names:
+        drawn = []
+        for name, entry in self.recompute.items():
             rows = [row for row in self._rows(name) if self.result.summary[row].recompute]
-            if rows:
-                values = [self.source.at("seconds", "summary", r, "recompute", "ttft_s", percentile) for r in rows]
-                waves = [str(self.result.summary[row].concurrency) for row in rows]
-                entry = traces.recompute_entry()
-                return [traces.line(entry, waves, values, _texts(entry, label, waves, values))]
-        return []
+            values = [self.source.at("seconds", "summary", r, "recompute", "ttft_s", percentile) for r in rows]
+            waves = [str(self.result.summary[row].concurrency) for row in rows]
+            drawn.append(traces.line(entry, waves, values, _texts(entry, label, waves, values)))
+        return drawn
 
     def _best_ceiling(self, name: str, entry: Entry) -> list[dict[str, Any]]:
         places = [place for place, row in enumerate(self.result.ceiling) if row.target == name]
@@ -232,14 +261,17 @@ class BenchCharts:
         return traces.steps(entry, known, shares, texts)
 
     def _phase(self, place: int, number: int) -> dict[str, Any]:
-        key, name, series = PHASES[number]
+        path, name, series = self.phases[number]
         cell = self.result.cells[place]
-        kept = [n for n, request in enumerate(cell.requests) if getattr(request, key) is not None]
-        if key == "ttft_s" and not cell.modelled_s:
+        found = [
+            (n, self.source.at("seconds", "cells", place, "requests", n, *path)) for n in range(len(cell.requests))
+        ]
+        kept = [(n, value) for n, value in found if value.raw is not None]
+        if path == MODELLED_END and not cell.modelled_s and cell.live is None:
             kept = []
-        values = [self.source.at("seconds", "cells", place, "requests", n, key) for n in kept]
-        texts = [f"request {n + 1}: {name}, until {value.text}" for n, value in zip(kept, values, strict=True)]
-        return traces.lying_bars(Entry(name, series), number, [str(n + 1) for n in kept], values, texts)
+        texts = [f"request {n + 1}: {name}, until {value.text}" for n, value in kept]
+        values = [value for _, value in kept]
+        return traces.lying_bars(Entry(name, series), number, [str(n + 1) for n, _ in kept], values, texts)
 
     def _wave_row(self, place: int) -> Row:
         cell, at = self.result.cells[place], self.source.at
@@ -260,15 +292,6 @@ class BenchCharts:
             for place, row in enumerate(self.result.summary)
         )
         return Table(title, ("target", "at once", *columns), rows)
-
-
-PHASES = (
-    ("ttft_s", "prefill of new tokens (modelled)", "p3"),
-    ("last_byte_s", "reading", "p2"),
-    ("first_byte_s", "waiting for the first blocks", "p1"),
-    ("submitted_s", "queued in the client", "p0"),
-)
-"""What a request is in until each of its times, the last first: an earlier end covers a later one."""
 
 
 def _origin(emulated: bool) -> str:

@@ -9,6 +9,8 @@ import msgspec
 
 from rewarm.bench.result import Result, Summary
 from rewarm.report.bench_charts import BenchCharts
+from rewarm.report.live_charts import LiveCharts
+from rewarm.report.live_document import LIVE_COLUMNS, client_table, live_tiles, server_table
 from rewarm.report.model import Cell, Document, Row, Section, Source, Table, Tile
 from rewarm.units import format_size
 
@@ -16,14 +18,13 @@ from rewarm.units import format_size
 def bench_document(result: Result, document: int) -> Document:
     """The document at a place in the report."""
     source = Source(document, msgspec.to_builtins(result))
-    charts = BenchCharts(result, source)
+    live = any(row.live for row in result.summary)
+    charts = (LiveCharts if live else BenchCharts)(result, source)
     verdict, *findings = result.verdicts or ["This run has no verdict: there is nothing to compare with."]
-    sizes, job = result.sizes, result.job
+    job = result.job
     return Document(
-        title=f"Cold recovery of {job['model']}",
-        facts=f"{sizes['restored_tokens']:,} tokens a request ({format_size(sizes['bytes_per_session'])} in "
-        f"{sizes['blocks_per_session']:,} blocks), {sizes['sessions']:,} sessions, "
-        f"{', '.join(str(wave) for wave in charts.waves)} at once",
+        title=f"Cold recovery of {job['model']}" if job["model"] else "Cold recovery on live servers",
+        facts=_facts(result, charts.waves),
         verdict=verdict,
         verdict_rest="",
         findings=tuple(findings),
@@ -32,21 +33,17 @@ def bench_document(result: Result, document: int) -> Document:
         sections=(
             Section(
                 f"charts-{document}", "What was measured",
-                "A solid line is measured on the medium itself, a dashed one on a medium that is emulated by holding "
-                "real reads back to a rate, and a dotted one is modelled by a formula.",
+                "A solid line is measured on the medium or server itself, a dashed one on a medium that is emulated by "
+                "holding real reads back to a rate, and a dotted one is modelled by a formula.",
                 charts=charts.all(),
             ),
             Section(f"targets-{document}", "Targets by concurrency", tables=_target_tables(result, source)),
-            Section(
-                f"cold-{document}", "Were the reads cold?",
-                "A wave is proven cold when the bytes that the kernel counted for the process are those that the run "
-                "accounts for, and the block device delivered at least as many.",
-                tables=(_cold_table(result, source),),
-            ),
+            _cold_section(result, source, live),
             Section(f"notes-{document}", "What to know about this run", lines=tuple(result.notes)),
             Section(
                 f"inputs-{document}", "Inputs and their origin",
-                "Measured: times, rates and bytes. Given: the job. Assumed: what recompute is modelled with.",
+                "Measured: times, rates, bytes and tokens. Given: the job. Assumed: what recompute is modelled with, "
+                "if it is not measured.",
                 tables=_input_tables(result, source),
             ),
             Section(
@@ -56,6 +53,33 @@ def bench_document(result: Result, document: int) -> Document:
             ),
         ),
         source=source.data,
+    )  # fmt: skip
+
+
+def _facts(result: Result, waves: list[int]) -> str:
+    """What was asked for, in one line."""
+    sizes, shape = result.sizes, result.job.get("shape", "wave")
+    each = f"{sizes['restored_tokens']:,} tokens a request"
+    if "bytes_per_session" in sizes:
+        each += f" ({format_size(sizes['bytes_per_session'])} in {sizes['blocks_per_session']:,} blocks)"
+    load = "at once" if shape == "wave" else f"in a cell, shape {shape}"
+    return f"{each}, {sizes['sessions']:,} sessions, {', '.join(map(str, waves))} {load}"
+
+
+def _cold_section(result: Result, source: Source, live: bool) -> Section:
+    """The proof that reads were cold, or what was done instead."""
+    if live:
+        return Section(
+            f"cold-{source.document}", "Were the servers cold, and whose numbers are these?",
+            "What a server remembers is out of sight, so nothing here is proven cold; each cell says what was done, "
+            "and what the server reported as cached. A number is the client's when the load client could not keep up.",
+            tables=(client_table(result, source),),
+        )  # fmt: skip
+    return Section(
+        f"cold-{source.document}", "Were the reads cold?",
+        "A wave is proven cold when the bytes that the kernel counted for the process are those that the run "
+        "accounts for, and the block device delivered at least as many.",
+        tables=(_cold_table(result, source),),
     )  # fmt: skip
 
 
@@ -72,6 +96,8 @@ def _tiles(result: Result, source: Source) -> tuple[Tile, ...]:
     if found is None:
         return ()
     place, row = found
+    if row.live is not None:
+        return live_tiles(result, source, place)
     where = f"{BenchCharts.label(row.target, row.emulated)}, {row.concurrency} at once"
 
     def at(kind: str, *path: str) -> Any:
@@ -96,6 +122,8 @@ def _target_tables(result: Result, source: Source) -> tuple[Table, ...]:
         "of ceiling": ("share", "ceiling_share"), "tokens/s": ("count", "restored_tokens_per_s"),
         "CPU s/GB": ("number", "cpu_s_per_gb"), "missed": ("count", "misses"), "cold": ("word", "cold"),
     }  # fmt: skip
+    if any(row.live for row in result.summary):
+        columns = LIVE_COLUMNS
     rows: list[Row] = [
         (
             BenchCharts.label(row.target, row.emulated),
@@ -115,22 +143,26 @@ def _target_tables(result: Result, source: Source) -> tuple[Table, ...]:
             "Differences and noise", ("target", "against", "at once", "times as fast", "noise", "beyond noise"),
             compared,
             note="Times as fast: median time to first token of the other over that of the target. Noise: the larger "
-            "spread of the two; against recompute, which is modelled, the target's.",
+            "spread of the two; against recompute the target's.",
         ),
     )  # fmt: skip
 
 
 def _difference_row(result: Result, source: Source, place: int) -> Row:
     row = result.differences[place]
-    modelled = row.against == "recompute"
+    recompute = row.against == "recompute"
     return (
         BenchCharts.label(row.target, row.emulated),
-        "recompute (modelled)" if modelled else BenchCharts.label(row.against, row.emulated),
+        f"recompute ({_recompute_source(result)})" if recompute else BenchCharts.label(row.against, row.emulated),
         source.at("count", "differences", place, "concurrency"),
         source.at("ratio", "differences", place, "ratio"),
         source.at("share", "differences", place, "noise"),
         source.at("claim", "differences", place, "claimed"),
     )
+
+
+def _recompute_source(result: Result) -> str:
+    return next((row.recompute.source for row in result.summary if row.recompute), "modelled")
 
 
 def _cold_table(result: Result, source: Source) -> Table:
@@ -162,10 +194,14 @@ def _input_tables(result: Result, source: Source) -> tuple[Table, ...]:
     ]
     host = [(name.removesuffix("_bytes").replace("_", " "), source.at(_host_kind(name), "host", name))
             for name in result.host]  # fmt: skip
-    given = [(key, source.at("text", "job", key)) for key in result.job if key != "targets"]
+    given = [
+        (key, source.at("answer" if isinstance(value, bool) else "text", "job", key))
+        for key, value in result.job.items()
+        if key not in _TABLES
+    ]
     assumed = []
     for place, row in enumerate(result.summary[:1]):
-        if row.recompute:
+        if row.recompute and row.recompute.mfu is not None:
             for key, kind in (("gpu", "text"), ("gpus", "number"), ("mfu", "share"),
                               ("break_even_bytes_per_s", "rate"), ("source", "text")):  # fmt: skip
                 assumed.append((_RECOMPUTE[key], source.at(kind, "summary", place, "recompute", key)))
@@ -173,6 +209,7 @@ def _input_tables(result: Result, source: Source) -> tuple[Table, ...]:
         Table("Measured on", ("medium", "path", "file system", "device", "model"), tuple(media)),
         Table("Host", ("fact", "value"), (*host, ("Rewarm", source.at("text", "version")))),
         Table("Given: the job", ("key", "value"), tuple(given)),
+        server_table(result, source),
         Table("Assumed: recompute", ("input", "value"), tuple(assumed)),
     ]
     return tuple(table for table in tables if table.rows)
@@ -193,10 +230,26 @@ def _host_kind(name: str) -> str:
 
 def job_toml(job: dict[str, Any]) -> str:
     """The job as the file that runs it again."""
-    plain = [f"{key} = {json.dumps(value)}" for key, value in job.items() if key != "targets" and value is not None]
+    plain = [f"{key} = {_toml(value)}" for key, value in job.items() if key not in _TABLES and value is not None]
     lines = ["# rewarm bench job.toml -o result.json", *plain]
-    for name, target in job["targets"].items():
-        lines += ["", f"[targets.{json.dumps(name)}]", f"url = {json.dumps(target['url'])}"]
-        if target["emulated_bytes_per_s"] is not None:
-            lines.append(f'rate = "{target["emulated_bytes_per_s"]:.17g} B/s"')
+    for table in _TABLES:
+        for name, target in job.get(table, {}).items():
+            lines += ["", f"[{table}.{json.dumps(name)}]"]
+            for key, value in target.items():
+                if key == "emulated_bytes_per_s" and value is not None:
+                    lines.append(f'rate = "{value:.17g} B/s"')
+                elif value is not None and value != {}:
+                    lines.append(f"{key} = {_toml(value)}")
     return "\n".join(lines)
+
+
+_TABLES = ("targets", "servers")
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it; what it has no word for (null) is left out."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{json.dumps(k)} = {_toml(v)}' for k, v in value.items() if v is not None)} }}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_toml(each) for each in value if each is not None)}]"
+    return json.dumps(value)
