@@ -21,6 +21,7 @@ import msgspec
 from rewarm.connectors.sglang.identity import namespace_of
 from rewarm.connectors.sglang.pages import HostPool
 from rewarm.errors import ConfigError, RewarmError
+from rewarm.store.buffers import address_of
 from rewarm.store.contract import GOOD_OUTCOMES, Stats, Store, Transfer
 from rewarm.tiers.opening import open_tier
 from rewarm.units import format_size, parse_duration
@@ -69,6 +70,7 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
             raise ConfigError("deadline of the backend RewarmHiCache must be above 0")
         self._store: Store | None = None
         self._pools: dict[str, HostPool] = {}
+        self._registered: set[int] = set()
         self._pages: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._unlogged: Counter[str] = Counter()
@@ -110,6 +112,8 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         hits: dict[Any, int] = {_KV: found} if found else {}
         restorable = set(range(1, found + 1))
         for transfer in pool_transfers or ():
+            if not restorable:
+                break
             held = self._held(str(transfer.name), keys)
             if transfer.hit_policy == policies.ALL_PAGES:
                 able = set(range(1, min(found, held.index(False) if False in held else len(held)) + 1))
@@ -200,7 +204,9 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         if self._store is None:
             self._store = self._open({part: value for part, value in pool.shape.items() if part != "rank"})
         for arena in pool.arenas:
-            self._store.register(arena)
+            if address_of(arena) not in self._registered:  # pools of hybrid models may share their memory
+                self._registered.add(address_of(arena))
+                self._store.register(arena)
         self._pools[name] = pool
         size = format_size(pool.page_bytes)
         log.info("rewarm: host pool %s, pages of %d tokens and %s", name, pool.page_tokens, size)

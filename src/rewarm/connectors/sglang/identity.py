@@ -73,7 +73,7 @@ def namespace_of(options: Mapping[str, Any], config: Any, shape: Mapping[str, An
         named = {"schema": NAMED_SCHEMA, "name": str(name), **parts}
         return Namespace(json.dumps(named, sort_keys=True, separators=(",", ":")))
     arguments = server_arguments()
-    model = arguments.get("model_path") or options.get("model")
+    model = options.get("model") or arguments.get("model_path")
     if not model:
         raise ConfigError(
             f'the engine does not say which model it serves: add "model": "<directory>", or {GIVE_A_NAME}'
