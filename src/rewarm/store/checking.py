@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,18 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from rewarm.errors import FormatError
 from rewarm.store import housekeeping
 from rewarm.store.buffers import aligned_region
 from rewarm.store.capacity import SPENT_LOG_S
 from rewarm.store.contract import CheckReport, Finding
 from rewarm.store.hosts import attachment_notes
 from rewarm.store.layout import (
-    FORMAT,
+    BLOCK_BYTES_MAX,
     PAGE,
     SEGMENT_GONE,
     Kind,
-    decode_frame,
     entry_mask,
     is_other_version,
     overlaps,
@@ -41,14 +38,8 @@ from rewarm.store.layout import (
 from rewarm.store.log import LogReader, LogTail
 from rewarm.store.mounts import mount_notes
 from rewarm.store.pool import (
-    POOL_FILE,
-    WRITERS,
     FileFacts,
     Pool,
-    PoolFacts,
-    decode_facts,
-    encode_facts,
-    host_id,
     open_regular,
 )
 from rewarm.store.tailing import read_flags
@@ -206,6 +197,8 @@ class _Check:
         self.damage: list[Damage] = []
         self.orphans: list[Path] = []
         self.spent: list[FileFacts] = []
+        self._overlapping: set[int] = set()
+        self._summed: dict[tuple[int, int], tuple[int, bytes]] = {}
         self.blocks = 0
         self.bytes_verified = 0
 
@@ -279,25 +272,28 @@ class _Check:
         size, sealed = os.fstat(descriptor).st_size, self._view.sealed.get(place, 0)
         if size < sealed:
             self.notes.append(Finding("short_segment", where, f"sealed with {sealed} bytes, and has {size}"))
-        if batches:
-            self._overlaps(place, where, batches)
+        size = min(size, max(self._pool.facts.segment_bytes, PAGE + BLOCK_BYTES_MAX))  # no honest one is larger
+        self._overlapping = self._overlaps(place, where, batches) if batches else set()
+        self._summed.clear()
         for entries in batches:
             self._entries(descriptor, place, where, entries, size)
 
-    def _overlaps(self, place: Place, where: str, batches: list[npt.NDArray[np.void]]) -> None:
-        """Entries that share bytes: no writer of ours makes them, and only one of them can be right."""
+    def _overlaps(self, place: Place, where: str, batches: list[npt.NDArray[np.void]]) -> set[int]:
+        """Offsets of entries that share bytes: no writer of ours makes them, and only one of them can be right."""
         offsets = np.concatenate([entries["offset"][entry_mask(entries)] for entries in batches])
         lengths = np.concatenate([entries["length"][entry_mask(entries)] for entries in batches])
-        for offset in overlaps(offsets, lengths).tolist():
+        found = set(overlaps(offsets, lengths).tolist())
+        for offset in sorted(found):
             if (*place, offset) not in self._view.dropped:
-                self.findings.append(Finding("overlapping_entry", f"{where}@{offset}", "lies in another block's bytes"))
+                self.findings.append(Finding("overlapping_entry", f"{where}@{offset}", "shares bytes with another"))
                 self.damage.append((*place, offset))
+        return found
 
     def _entries(self, descriptor: int, place: Place, where: str, entries: npt.NDArray[np.void], size: int) -> None:
         good = entry_mask(entries)
         for entry, allowed in zip(entries, good.tolist(), strict=True):
             offset, length = int(entry["offset"]), int(entry["length"])
-            if (*place, offset) in self._view.dropped:
+            if (*place, offset) in self._view.dropped or offset in self._overlapping:
                 continue
             if not allowed:
                 self.findings.append(Finding("impossible_entry", where, f"offset {offset}, length {length}"))
@@ -319,7 +315,9 @@ class _Check:
             self.damage.append((*place, offset))
 
     def _sum(self, descriptor: int, offset: int, length: int) -> tuple[int, bytes]:
-        """Bytes that are there of a block, and their checksum."""
+        """Bytes that are there of a block, and their checksum; each place of a segment is read once."""
+        if (offset, length) in self._summed:
+            return self._summed[offset, length]
         checksum, at = xxhash.xxh3_128(), 0
         while at < length:
             want = min(length - at, READ_BYTES)
@@ -329,7 +327,8 @@ class _Check:
             at += count
             if count < want:
                 break
-        return at, checksum.digest()
+        self._summed[offset, length] = at, checksum.digest()
+        return self._summed[offset, length]
 
     def missing_segments(self) -> None:
         """Segments that a log names, that nobody announced as evicted, and that are not there."""
@@ -362,27 +361,3 @@ class _Check:
 
 def _inside(pool: Pool, path: Path) -> str:
     return str(path.relative_to(pool.root))
-
-
-def rebuild_facts(root: Path) -> PoolFacts | None:
-    """What `pool.json` must have said, from the OPEN frames of the logs; None where no log has one, or two disagree."""
-    found: set[tuple[bytes, int, int]] = set()
-    shared = False
-    for path in sorted((root / WRITERS).glob("*/*.log")):
-        with contextlib.suppress(OSError):
-            descriptor = open_regular(path, os.O_RDONLY)
-            try:
-                frame = decode_frame(memoryview(os.pread(descriptor, PAGE, 0)))
-                shared |= bool(os.fstat(descriptor).st_mode & stat.S_IWGRP)
-            finally:
-                os.close(descriptor)
-            if frame and frame.kind == Kind.OPEN:
-                found.add(frame.opening())
-    if len(found) != 1:
-        return None
-    pool_id, capacity, segment = found.pop()
-    facts = PoolFacts(FORMAT, pool_id.hex(), capacity, segment, "group" if shared else "private", host_id())
-    try:
-        return decode_facts(encode_facts(facts), root / POOL_FILE)
-    except FormatError:
-        return None

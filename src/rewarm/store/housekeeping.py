@@ -1,11 +1,12 @@
 """The tree of a pool beside its blocks: names that are not of the format, modes, owners, files left on their way.
 
-Part of `check`. What is ours and wrong is put right with `fix`; what is not ours is only named, and removed by nothing
-but `remove_unknown`, which somebody must ask for.
+Part of `check`, with the repair of `pool.json`. What is ours and wrong is put right with `fix`; what is not ours is
+named, and removed by nothing but `remove_unknown`, which somebody must ask for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -13,8 +14,23 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rewarm.errors import FormatError
 from rewarm.store.contract import Finding
-from rewarm.store.pool import NAMESPACES, NUMBERED, POOL_FILE, TEMPORARY, WRITER_NAME, WRITERS, Pool
+from rewarm.store.layout import FORMAT, PAGE, Kind, decode_frame
+from rewarm.store.pool import (
+    NAMESPACES,
+    NUMBERED,
+    POOL_FILE,
+    TEMPORARY,
+    WRITER_NAME,
+    WRITERS,
+    Pool,
+    PoolFacts,
+    decode_facts,
+    encode_facts,
+    host_id,
+    open_regular,
+)
 
 TEMPORARY_AGE_S = 86400.0
 """A file on its way to its name is there for moments; after a day whoever made it is gone (format-1, section 1)."""
@@ -142,3 +158,27 @@ def _is_file(path: Path) -> bool:
 
 def _inside(pool: Pool, path: Path) -> str:
     return str(path.relative_to(pool.root))
+
+
+def rebuild_facts(root: Path) -> PoolFacts | None:
+    """What `pool.json` must have said, from the OPEN frames of the logs; None where no log has one, or two disagree."""
+    found: set[tuple[bytes, int, int]] = set()
+    shared = False
+    for path in sorted((root / WRITERS).glob("*/*.log")):
+        with contextlib.suppress(OSError):
+            descriptor = open_regular(path, os.O_RDONLY)
+            try:
+                frame = decode_frame(memoryview(os.pread(descriptor, PAGE, 0)))
+                shared |= bool(os.fstat(descriptor).st_mode & stat.S_IWGRP)
+            finally:
+                os.close(descriptor)
+            if frame and frame.kind == Kind.OPEN:
+                found.add(frame.opening())
+    if len(found) != 1:
+        return None
+    pool_id, capacity, segment = found.pop()
+    facts = PoolFacts(FORMAT, pool_id.hex(), capacity, segment, "group" if shared else "private", host_id())
+    try:
+        return decode_facts(encode_facts(facts), root / POOL_FILE)
+    except FormatError:
+        return None

@@ -222,10 +222,9 @@ def is_other_version(page: bytes | memoryview) -> bool:
 def overlaps(offsets: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
     """Offsets of payloads of one segment that begin within the pages of an earlier one; the same twice is none."""
     order = np.argsort(offsets, kind="stable")
-    start = offsets[order].astype(np.int64)
-    end = start + -(-lengths[order].astype(np.int64) // PAGE) * PAGE
-    reach = np.maximum.accumulate(end)[:-1]
-    bad = (start[1:] < reach) & ((start[1:] != start[:-1]) | (end[1:] != end[:-1]))
+    start, length = offsets[order].astype(np.int64), lengths[order].astype(np.int64)
+    reach = np.maximum.accumulate(start + -(-length // PAGE) * PAGE)[:-1]
+    bad = (start[1:] < reach) & ((start[1:] != start[:-1]) | (length[1:] != length[:-1]))
     return np.unique(offsets[order][1:][bad])
 
 

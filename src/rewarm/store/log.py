@@ -85,6 +85,8 @@ class LogReader:
         start = tail.offset + PAGE
         while True:
             start = _next_data(descriptor, start)
+            if start < 0:
+                return False
             count = self._read(descriptor, start)
             data = self._buffer[:count]
             for at in layout.magic_pages(data):
@@ -99,11 +101,11 @@ class LogReader:
 
 
 def _next_data(descriptor: int, at: int) -> int:
-    """The page at or behind `at` where a file has data: a failed write can leave a hole of any size."""
+    """The page at or behind `at` where a file has data, -1 where it has none: holes can have any size."""
     try:
         return os.lseek(descriptor, at, os.SEEK_DATA) // PAGE * PAGE
-    except OSError:  # behind the last data, or a file system that cannot tell
-        return at
+    except OSError as error:  # ENXIO: behind the last data; else a file system that cannot tell
+        return -1 if error.errno == errno.ENXIO else at
 
 
 class LogWriter:

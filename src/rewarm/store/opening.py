@@ -12,12 +12,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from rewarm.errors import ConfigError, FormatError, StorageError
-from rewarm.store.checking import rebuild_facts
 from rewarm.store.contract import Store, resolve_namespace
 from rewarm.store.devices.base import Device
 from rewarm.store.devices.select import LADDER, choose_device
 from rewarm.store.file import FileStore
 from rewarm.store.hosts import refuse_second_host
+from rewarm.store.housekeeping import rebuild_facts
 from rewarm.store.memory import MemoryStore
 from rewarm.store.pool import POOL_FILE, WRITERS, OtherFormat, Pool, read_facts, replace_facts
 from rewarm.store.settings import Settings
