@@ -28,8 +28,8 @@ class LiveCharts(BenchCharts):
         """Every chart that a server has figures for."""
         return (
             self.ttft(),
-            self._times("tpot", "Time per output token", "decode: seconds per token after the first", "tpot_s"),
-            self._times("e2e", "Time to the end of the answer", "intended start to the last token, seconds", "e2e_s"),
+            self._times("tpot", "Time per output token", "TPOT, seconds", "tpot_s"),
+            self._times("e2e", "Time to the end of the answer", "E2E, seconds", "e2e_s"),
             self.tokens(),
             self.distribution(),
             self.cached(),
