@@ -51,8 +51,8 @@ def run(*command: str) -> str:
 
 
 @contextlib.contextmanager
-def throttled(images: Path, rates: list[float]) -> Iterator[list[Path]]:
-    """Mounted XFS file systems whose reads by this process are limited to `rates`, bytes/s."""
+def throttled(images: Path, rates: list[float], image_bytes: int = IMAGE_BYTES) -> Iterator[list[Path]]:
+    """Mounted XFS file systems whose reads by this process and its children are limited to `rates`, bytes/s."""
     line = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":blkio:" in line)
     home = CGROUPS / line.split(":", 2)[2].lstrip("/")
     with contextlib.ExitStack() as stack:
@@ -66,7 +66,7 @@ def throttled(images: Path, rates: list[float]) -> Iterator[list[Path]]:
             image, mount = root / f"{number}.img", root / f"drive{number}"
             mount.mkdir()
             with image.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, IMAGE_BYTES)
+                os.posix_fallocate(file.fileno(), 0, image_bytes)
             run("mkfs.xfs", "-q", str(image))
             loop = run("losetup", "-f", "--show", "--direct-io=on", str(image))
             stack.callback(run, "losetup", "-d", loop)

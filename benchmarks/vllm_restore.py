@@ -125,11 +125,12 @@ def start(model: Path, tier: dict[str, Any] | None) -> Any:
     return llm
 
 
-def first_token(llm: Any, tokens: list[int]) -> tuple[float, int]:
-    """(seconds to the first token of an answer, prompt tokens that were not computed)."""
+def first_token(llm: Any, tokens: list[int], stored: bool = True) -> tuple[float, int]:
+    """(seconds to the first token of an answer, prompt tokens that were not computed); `stored`: may be offloaded."""
     from vllm import SamplingParams
 
-    one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    extra = None if stored else {"kv_transfer_params": {"max_offload_tokens": 0}}
+    one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, extra_args=extra)
     start_s = time.monotonic()
     (output,) = llm.generate([{"prompt_token_ids": tokens}], one, use_tqdm=False)
     return time.monotonic() - start_s, output.num_cached_tokens
@@ -137,12 +138,17 @@ def first_token(llm: Any, tokens: list[int]) -> tuple[float, int]:
 
 def fill(model: Path, tier: dict[str, Any]) -> None:
     """Compute every context once and have it stored."""
-    from vllm.v1.kv_offload.base import ScheduleEndContext
-
     llm = start(model, tier)
     for length in LENGTHS:
         first_token(llm, prompt(length))
         first_token(llm, prompt(100, seed=length))  # a step more: stores of a request start with the next one
+    settle(llm)
+
+
+def settle(llm: Any) -> None:
+    """Wait until everything is stored, and end the engine."""
+    from vllm.v1.kv_offload.base import ScheduleEndContext
+
     manager = llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler.manager
     while manager.has_pending_work():
         manager.on_schedule_end(ScheduleEndContext(new_req_ids=(), preempted_req_ids=()))

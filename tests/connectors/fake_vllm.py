@@ -58,7 +58,7 @@ class TransferJob:
     keys: Any
     chunk_ids: np.ndarray[Any, Any]
     is_promotion: bool = True
-    req_context: Any = None
+    req_context: Any = field(default_factory=lambda: types.SimpleNamespace(req_id="r"))
 
 
 @dataclass
@@ -124,10 +124,20 @@ class OffloadingConnector:
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         self.config = vllm_config
         self.matched: tuple[int | None, bool] = (None, False)
+        primary = types.SimpleNamespace(lookup=lambda key, context: LookupResult.MISS)
+        manager = types.SimpleNamespace(secondary_tiers=[], primary_tier=primary)
+        scheduler = types.SimpleNamespace(manager=manager)
+        self.connector_scheduler = scheduler if role is Role.SCHEDULER else None
 
     def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """As vLLM's."""
         return self.matched
+
+    def build_connector_meta(self, scheduler_output: Any) -> None:
+        """As vLLM's."""
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """As vLLM's."""
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         """As vLLM's."""

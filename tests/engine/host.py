@@ -155,7 +155,6 @@ class Engine:
             "blocks": stats.blocks,
             "bytes_read": stats.bytes_read,
             "device": stats.device,
-            "namespace": tier._store.namespace.hex() if hasattr(tier._store, "namespace") else "",
         }
 
     def forget(self) -> dict[str, Any]:
@@ -199,8 +198,8 @@ class Engine:
         return self._core().scheduler.connector.scheduler.manager.secondary_tiers[0]
 
     def _stall_reads(self) -> None:
-        from rewarm.store import opening
         from rewarm.testing.faulty import FaultyDevice
+        from rewarm.tiers import opening
 
         self._devices: list[Any] = []
 
@@ -208,7 +207,7 @@ class Engine:
             self._devices.append(FaultyDevice(device))
             return self._devices[-1]
 
-        opening.open_store = functools.partial(opening.open_store, device_wrapper=wrap)
+        opening.open_tier = functools.partial(opening.open_tier, device_wrapper=wrap)
 
 
 def vllm_version() -> str:

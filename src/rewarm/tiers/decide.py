@@ -36,6 +36,11 @@ class Queue(msgspec.Struct, frozen=True, eq=False):
         rows = np.array(sorted(waiting), np.float64).reshape(-1, 2)
         return cls(rows[:, 0], in_flight_bytes + np.concatenate(([0.0], np.cumsum(rows[:, 1]))))
 
+    def joined_by(self, waiting: Sequence[tuple[float, int]]) -> Queue:
+        """The same with more that waits, each as `RestoreOrder.queue` says it."""
+        mine = zip(self.sizes.tolist(), np.diff(self.ahead).astype(int).tolist(), strict=True)
+        return Queue.of(int(self.ahead[0]), [*mine, *waiting])
+
     def ahead_bytes(self, count: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """Bytes served before requests of `count` bytes that come now, if nothing comes later; any shape."""
         return self.ahead[np.searchsorted(self.sizes, count, "right")]
@@ -54,15 +59,18 @@ class MediumState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A request: `places` is the number of the medium of each leading cached block, shape (blocks,), see
-    `PoolStore.places`; `tokens` counts the whole prompt, cached or not."""
+    `PoolStore.places`; `tokens` counts the whole prompt, cached or not; the engine has the first `computed` itself, and
+    the blocks come after them."""
 
     places: npt.NDArray[np.int64]
     block_bytes: int
     block_tokens: int
     tokens: int
+    computed: int = 0
 
     def __post_init__(self) -> None:
-        if self.block_bytes < 1 or self.block_tokens < 1 or self.tokens < 1 or self.places.ndim != 1:
+        counts = self.block_bytes, self.block_tokens, self.tokens - self.computed
+        if min(counts) < 1 or self.computed < 0 or self.places.ndim != 1:
             raise ConfigError(f"a context has tokens, and blocks of at least 1 byte and 1 token, got {self}")
 
 
@@ -85,14 +93,14 @@ def decide(context: Context, media: Sequence[MediumState], prefill: PrefillCurve
     """
     held = context.places
     usable = int((held < 0).argmax()) if (held < 0).any() else len(held)
-    usable = min(usable, (context.tokens - 1) // context.block_tokens)
+    usable = min(usable, (context.tokens - context.computed - 1) // context.block_tokens)
     blocks = np.arange(usable + 1)
     loading_s = np.zeros(usable + 1)
     for number, medium in enumerate(media):
         mine = np.concatenate(([0], np.cumsum(held[:usable] == number)))
         wanted = medium.queue.ahead_bytes(blocks * float(context.block_bytes)) + mine * float(context.block_bytes)
         loading_s = np.maximum(loading_s, np.where(mine > 0, wanted / medium.bytes_per_s, 0.0))
-    loaded = blocks * float(context.block_tokens)
+    loaded = context.computed + blocks * float(context.block_tokens)
     ends_s = loading_s + np.where(blocks > 0, fixed_s, 0.0) + prefill.seconds(context.tokens - loaded, loaded)
     best, recompute_s = int(ends_s.argmin()), float(ends_s[0])
     if not ends_s[best] <= (1 - GAIN_MIN) * recompute_s:

@@ -115,9 +115,11 @@ class PoolStore:
         return Presence.of(self._places(keys) >= 0)
 
     def __contains__(self, key: bytes) -> bool:
-        self._usable()
-        check_keys((key,))
-        return any(key in lane.store for lane in self._lanes if lane.reading.reason is None)
+        # An engine's scheduler asks this for every block: the drives check key and handle, once is enough.
+        for lane in self._dispatcher.lanes:  # noqa: SIM110  a generator costs as much as the look-up
+            if lane.reading.reason is None and key in lane.store:
+                return True
+        return False
 
     def load(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
         """Read blocks from all drives at once into the caller's writable buffers."""

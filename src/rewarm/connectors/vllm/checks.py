@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
+from rewarm.connectors.checking import Check, attempt
 from rewarm.connectors.vllm.launch import HASH_ALGORITHM
 from rewarm.connectors.vllm.versions import interface
-from rewarm.errors import ConfigError, RewarmError
+from rewarm.errors import ConfigError
 from rewarm.geometry.presets import load_model
 from rewarm.geometry.sizes import bytes_total
 from rewarm.store.devices.select import choose_device
@@ -25,14 +26,6 @@ from rewarm.units import format_size, parse_size
 SHARED_MEMORY = Path("/dev/shm")
 REGION_FILES = "vllm_offload_*.mmap"
 """Where vLLM puts the region of an engine; one that was killed leaves its file, and the memory, behind."""
-
-
-class Check(msgspec.Struct, frozen=True):
-    """One part that was tried: `ok`, and what was found or what to do."""
-
-    part: str
-    ok: bool
-    what: str
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +50,7 @@ def run_checks(plan: Plan, shared_memory: Path = SHARED_MEMORY) -> Iterator[Chec
         ("shared memory", lambda: _room(shared_memory, plan.staging_bytes)),
         ("stale regions", lambda: _stale(shared_memory)),
     ]
-    for part, attempt in parts:
-        try:
-            yield Check(part, True, attempt())
-        except (RewarmError, OSError) as error:
-            yield Check(part, False, str(error))
+    yield from attempt(parts)
 
 
 def _engine() -> str:

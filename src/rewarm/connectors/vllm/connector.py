@@ -1,12 +1,14 @@
 """`RewarmConnector`: vLLM's own offloading connector, with what a persistent tier below it needs to be safe.
 
-It adds three things and changes nothing else:
+It adds four things and changes nothing else:
 
 * the identity of the model, for the namespace of every `RewarmTier` below: vLLM does not tell tiers which weights,
   configuration and overrides they serve;
 * a refusal to start when block hashes change with the process, because nothing would ever be found again;
 * a bound on waiting: a request whose restore has not ended by the deadline is computed. Its rows stay reserved until
-  the storage has let go of them, so a late completion cannot reach memory in use.
+  the storage has let go of them, so a late completion cannot reach memory in use;
+* compute or load: before a request is looked up, its tiers decide how much of it is worth loading, by what they
+  measure and by what prefill costs here, which they learn from the steps of the engine.
 """
 
 from __future__ import annotations
@@ -42,20 +44,37 @@ class RewarmConnector(_OffloadingConnector):  # type: ignore[misc]  # vLLM is no
             vllm_config = with_identity(vllm_config, _engine.kv_copies(kv_cache_config))
         self._patience = Patience(max(_deadline_s(tier) for tier in tiers))
         super().__init__(vllm_config, role, kv_cache_config)
+        self._tiers, self._near = _engine.tiers_below(self, TIER)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """As vLLM asks; a request that has waited for the deadline gets what is there without waiting: nothing."""
+        for tier in self._tiers:
+            tier.choose(request, num_computed_tokens, self._near)
         found, later = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if found is None and self._patience.is_over(request.request_id):
             log.warning("rewarm: request %s is computed: its restore did not end in time", request.request_id)
+            self._forget(request.request_id)
             return 0, False
         if found is not None:
             self._patience.forget(request.request_id)
         return found, later
 
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """As vLLM asks, once a step."""
+        for tier in self._tiers:
+            tier.pace.began(scheduler_output, time.monotonic())
+        return super().build_connector_meta(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """As vLLM asks, when a step has ended."""
+        for tier in self._tiers:
+            tier.pace.ended(time.monotonic())
+        super().update_connector_output(connector_output)
+
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """As vLLM asks."""
         self._patience.forget(request.request_id)
+        self._forget(request.request_id)
         result: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
         return result
 
@@ -64,8 +83,13 @@ class RewarmConnector(_OffloadingConnector):  # type: ignore[misc]  # vLLM is no
     ) -> tuple[bool, dict[str, Any] | None]:
         """As vLLM asks."""
         self._patience.forget(request.request_id)
+        self._forget(request.request_id)
         result: tuple[bool, dict[str, Any] | None] = super().request_finished_all_groups(request, block_ids)
         return result
+
+    def _forget(self, request: str) -> None:
+        for tier in self._tiers:
+            tier.forget(request)
 
 
 class Patience:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rewarm.connectors.vllm.choosing import Chooser
 from rewarm.connectors.vllm.traffic import Traffic
 from rewarm.store.contract import Stats
 
@@ -15,6 +16,8 @@ _COUNTERS = {
     "device_read_bytes": "Payload bytes read from the medium.",
     "device_written_bytes": "Payload bytes written to the medium.",
     "padding_bytes": "Bytes moved beside payload: padding and logs.",
+    "computed_blocks": "Blocks that the store holds and the engine computes, because loading them would end later.",
+    "cut_requests": "Requests that were computed in part or whole for that reason.",
 }
 _GAUGES = {
     "used_bytes": "Bytes the pool occupies, of all its writers.",
@@ -36,7 +39,7 @@ def definitions(base: Any) -> dict[str, Any]:
     return found
 
 
-def observe(into: Any, store: Stats, traffic: Traffic, reported: dict[str, Any]) -> Any:
+def observe(into: Any, store: Stats, traffic: Traffic, chooser: Chooser, reported: dict[str, Any]) -> Any:
     """Add what changed since `reported`, which is brought up to date, to vLLM's stats `into`, and return them."""
     totals = {
         "restored_bytes": traffic.loaded_bytes,
@@ -44,6 +47,8 @@ def observe(into: Any, store: Stats, traffic: Traffic, reported: dict[str, Any])
         "device_read_bytes": store.bytes_read,
         "device_written_bytes": store.bytes_written,
         "padding_bytes": store.bytes_padding + store.bytes_log,
+        "computed_blocks": chooser.refused_blocks,
+        "cut_requests": chooser.cut_requests,
     }
     for name, total in totals.items():
         if total > (before := reported.get(name, 0)):

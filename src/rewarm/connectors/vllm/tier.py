@@ -13,28 +13,33 @@ from __future__ import annotations
 import difflib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-import rewarm.store.opening
+import rewarm.tiers.opening
+from rewarm.connectors.vllm.choosing import NOTHING, Chooser, Prompt, Shape
 from rewarm.connectors.vllm.identity import Identity, engine_namespace, named_namespace, short_digest
 from rewarm.connectors.vllm.metrics import definitions, observe
+from rewarm.connectors.vllm.pace import Pace
 from rewarm.connectors.vllm.rows import Rows
 from rewarm.connectors.vllm.traffic import Limits, Traffic, log
 from rewarm.connectors.vllm.versions import interface
 from rewarm.errors import ConfigError, StorageError
 from rewarm.geometry.namespace import Namespace
 from rewarm.store.contract import Store
+from rewarm.tiers.pool import PoolStore
 from rewarm.units import format_duration, format_size, parse_duration, parse_size
 
-OPTIONS = ("url", "namespace", "promotion_budget", "deadline", "locality", "engine")
+OPTIONS = ("url", "namespace", "promotion_budget", "deadline", "prefill_rate", "fixed_cost", "locality", "engine")
 """Keys of the tier's configuration beside vLLM's own; `engine` is written by `RewarmConnector`."""
 PROMOTION_BYTES = 4 << 30
 """More in flight does not make a drive faster; half of the primary region bounds it too."""
 DEADLINE_S = 10.0
 """A context of ordinary length is recomputed in less: waiting longer for storage cannot pay."""
+FIXED_COST_S = 0.05
+"""What a restore takes however small: a few steps of the scheduler, and copies through the primary region."""
 REPORT_INTERVAL_S = 1.0
 """vLLM asks after every step; metrics are read every few seconds."""
 STOP_S = 10.0
@@ -67,10 +72,14 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         self._rows = _rows(primary_kv_view, offloading_spec, identity)
         namespace = _namespace(options.get("namespace"), identity, config, self._rows.row_bytes)
         limits = _limits(options, self._rows)
-        self._store: Store = rewarm.store.opening.open_store(options["url"], namespace=namespace)
+        self._hashes = Hashes.of(config)
+        self.pace = Pace(None if options.get("prefill_rate") is None else float(options["prefill_rate"]))
+        self._store = open_pool(options["url"], namespace, self._hashes.chunk_tokens if self._hashes else None)
         self._holds: Callable[[bytes], bool] = self._store.__contains__
         self._store.register(self._rows.region)
         self._traffic = Traffic(self._store, self._rows, limits)
+        self._chooser = Chooser(self._store, _shape(options, self._rows, self._hashes), self.pace.curve)
+        self._refused = self._chooser.refused
         self._serving = True
         self._reported: dict[str, Any] = {}
         self._reported_s = 0.0
@@ -84,13 +93,27 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         traffic = self._traffic  # this runs for every block of every waiting request: no call that is not needed
         if not self._holds(key) or key in traffic.failed:
             return _MISS
+        if self._refused and key in self._refused.get(req_context.req_id, NOTHING):
+            return _MISS
         if traffic.offers <= 0:
             return _RETRY
         traffic.offers -= 1
         return _HIT
 
+    def choose(self, request: Any, computed: int, near: Callable[[bytes], bool]) -> None:
+        """Decide once, before a request is looked up, what of it is loaded; `near`: what the primary region holds."""
+        if self._hashes is not None and self._serving and not self._chooser.has_chosen(request.request_id):
+            keys = self._hashes.keys(request.block_hashes, computed)
+            prompt = Prompt(request=request.request_id, keys=keys, tokens=request.num_tokens, computed=computed)
+            self._chooser.choose(prompt, self._traffic.failed, near)
+
+    def forget(self, request: str) -> None:
+        """A request is over."""
+        self._chooser.forget(request)
+
     def submit_load(self, job_metadata: Any) -> None:
         """Start to restore the blocks of one request."""
+        self._chooser.submitted(job_metadata.req_context.req_id, len(job_metadata.keys))
         self._traffic.load(job_metadata.job_id, job_metadata.keys, job_metadata.chunk_ids)
 
     def submit_store(self, job_metadata: Any) -> None:
@@ -148,7 +171,7 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         if now_s - self._reported_s < REPORT_INTERVAL_S:
             return None
         self._reported_s = now_s
-        return observe(_engine.Stats(), self._store.stats(), self._traffic, self._reported)
+        return observe(_engine.Stats(), self._store.stats(), self._traffic, self._chooser, self._reported)
 
 
 _MISS, _HIT, _RETRY = (
@@ -209,6 +232,42 @@ def try_one_block(store: Store, rows: Rows, timeout_s: float) -> bool:
             loading.outcomes[0],
         )
     return stored and back
+
+
+def open_pool(url: str, namespace: Namespace, block_tokens: int | None) -> PoolStore:
+    """Open what a URL names. One medium is a pool of one: it is measured, and served in order, like several."""
+    store = rewarm.tiers.opening.open_tier(url, namespace=namespace, block_tokens=block_tokens)
+    return store if isinstance(store, PoolStore) else PoolStore([(url.partition("?")[0], store)])
+
+
+class Hashes(msgspec.Struct, frozen=True):
+    """How vLLM's block hashes become keys: one for every `per_chunk` hashes, `chunk_tokens` tokens."""
+
+    per_chunk: int
+    chunk_tokens: int
+    suffix: bytes
+
+    @classmethod
+    def of(cls, config: Any) -> Hashes | None:
+        """From an engine's `OffloadingConfig`; None where several kinds of layers make keys of different meaning."""
+        if len(config.groups) != 1:
+            log.info("rewarm: compute or load is off: the model has %d kinds of layers", len(config.groups))
+            return None
+        (group,) = config.groups
+        tokens = group.tokens_per_block * config.cache.blocks_per_chunk
+        return cls(tokens // config.cache.tokens_per_hash, tokens, group.group_id.to_bytes(4, "big"))
+
+    def keys(self, hashes: Sequence[bytes], computed: int) -> list[bytes]:
+        """Keys of the whole blocks that come after the first `computed` tokens."""
+        first = computed // self.chunk_tokens * self.per_chunk + self.per_chunk - 1
+        return [hashes[number] + self.suffix for number in range(first, len(hashes), self.per_chunk)]
+
+
+def _shape(options: Mapping[str, Any], rows: Rows, hashes: Hashes | None) -> Shape:
+    fixed_s = parse_duration(options["fixed_cost"]) if "fixed_cost" in options else FIXED_COST_S
+    return Shape(
+        block_bytes=rows.block_bytes, block_tokens=hashes.chunk_tokens if hashes is not None else 1, fixed_s=fixed_s
+    )
 
 
 def _rows(view: memoryview, spec: Any, identity: Identity | None) -> Rows:

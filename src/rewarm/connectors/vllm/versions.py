@@ -10,7 +10,7 @@ import functools
 import importlib
 import importlib.metadata
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -54,6 +54,18 @@ class Interface(msgspec.Struct, frozen=True):
         if self.minor < 31:
             return self.tiering.JobResult(job, success, good, seconds)
         return self.tiering.JobResult(job, success, good, seconds, moved_bytes)
+
+    def tiers_below(self, connector: Any, kind: str) -> tuple[list[Any], Callable[[bytes], bool]]:
+        """The tiers of a type under a scheduler's connector, and whether their primary region has a block, or will.
+
+        A worker's connector has none.
+        """
+        if connector.connector_scheduler is None:
+            return [], lambda key: False
+        manager = connector.connector_scheduler.manager
+        miss = self.base.LookupResult.MISS
+        tiers = [tier for tier in manager.secondary_tiers if type(tier).__name__ == kind]
+        return tiers, lambda key: manager.primary_tier.lookup(key, None) is not miss
 
     def kv_copies(self, kv_cache_config: Any) -> int:
         """How many consecutive ranks hold identical KV; 1 where vLLM does not say (before 0.31)."""
