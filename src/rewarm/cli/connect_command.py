@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import click
-import msgspec
-from rich.console import Console
 
-from rewarm.cli import exits
+from rewarm.cli.connect_lmcache import lmcache
+from rewarm.cli.connect_output import answer
 from rewarm.cli.output import Output, output_options
 from rewarm.cli.parameters import SIZE, STORE_URL
-from rewarm.connectors.vllm.checks import Check, Plan, run_checks
-from rewarm.connectors.vllm.launch import Launch, launch
+from rewarm.connectors.vllm.checks import Plan, run_checks
+from rewarm.connectors.vllm.launch import launch
 from rewarm.connectors.vllm.versions import SUPPORTED, installed_version
 
 STAGING = "8GiB"
@@ -56,17 +55,7 @@ def vllm(
     )
     plan = Plan(url=url, staging_bytes=int(staging), model=model, tokens=tokens, concurrency=concurrency)
     checks = list(run_checks(plan)) if check else None
-    output.answer({**msgspec.to_builtins(found), "checks": checks}, lambda console: _render(console, found, checks))
-    if checks is not None and not all(one.ok for one in checks):
-        raise click.exceptions.Exit(exits.FINDINGS)
+    answer(output, f"vLLM {found.version}", found, checks)
 
 
-def _render(console: Console, found: Launch, checks: list[Check] | None) -> None:
-    console.print(f"vLLM {found.version}:\n")
-    console.print(found.command, soft_wrap=True)
-    for note in found.notes:
-        console.print(f"\n{note}", soft_wrap=True)
-    if checks is not None:
-        console.print()
-        for check in checks:
-            console.print(f"{'ok  ' if check.ok else 'FAIL'}  {check.part}: {check.what}", soft_wrap=True)
+command.add_command(lmcache)
