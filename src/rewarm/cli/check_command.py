@@ -15,7 +15,7 @@ from rewarm.bench.counters import take_snapshot
 from rewarm.cli import exits
 from rewarm.cli.output import Output, output_options
 from rewarm.cli.parameters import STORE_URL
-from rewarm.cli.pools import open_pool
+from rewarm.cli.pools import media_urls, open_pool
 from rewarm.cli.render import print_table
 from rewarm.store import housekeeping
 from rewarm.store.contract import CheckReport, Finding
@@ -33,17 +33,18 @@ from rewarm.units import format_size
 @output_options
 def command(output: Output, url: str, fix: bool, remove_unknown: bool, takeover: bool) -> None:
     """Verify every file and block of the pool at URL. Exit code 1 when something is left that loses data or space."""
-    rebuilt = fix and repair_pool_file(url)
-    done = _prepare(url, remove_unknown=remove_unknown, takeover=takeover)
+    media = media_urls(url)
+    rebuilt = [medium for medium in media if fix and repair_pool_file(medium)]
+    done = [d for medium in media for d in _prepare(medium, remove_unknown=remove_unknown, takeover=takeover)]
     with open_pool(url) as store:
         label = "repairing" if fix else "checking"
         start = _bytes_read()
         used_bytes = store.stats().used_bytes
         with output.progress(label, total=used_bytes or None, unit="B", poll=lambda: _bytes_read() - start):
             report = store.check(fix=fix)
-    if rebuilt:
-        found = Finding("damaged_pool_file", POOL_FILE, "rebuilt from the logs", fixed=True)
-        done.append(found)
+    for medium in rebuilt:
+        where = POOL_FILE if len(media) == 1 else f"{parse_url(medium).path}: {POOL_FILE}"
+        done.append(Finding("damaged_pool_file", where, "rebuilt from the logs", fixed=True))
     findings = [*done, *report.findings]
     report = msgspec.structs.replace(report, findings=findings, clean=all(found.fixed for found in findings))
     output.answer(report, lambda console: _render(console, report, fix))

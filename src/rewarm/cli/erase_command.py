@@ -11,7 +11,7 @@ import msgspec
 
 from rewarm.cli.output import Output, output_options
 from rewarm.cli.parameters import STORE_URL
-from rewarm.cli.pools import open_pool, require_pool
+from rewarm.cli.pools import media_urls, open_pool, require_pool
 from rewarm.cli.render import print_struct
 from rewarm.errors import ConfigError
 from rewarm.store.contract import resolve_namespace
@@ -51,7 +51,8 @@ def command(output: Output, url: str, namespace: str, yes: bool) -> None:
     """Remove every block of one namespace from the pool at URL; `rewarm inspect` lists the namespaces."""
     require_pool(url)
     with output.progress("reading logs"):
-        found = find_namespace(namespace, inspect_pool(url).namespaces, url)
+        there = [one for medium in media_urls(url) for one in inspect_pool(medium).namespaces]
+        found = find_namespace(namespace, merged(there), url)
     if not yes:
         _ask(found, url)
     known = KnownNamespace(bytes.fromhex(found.digest), found.describe)
@@ -59,6 +60,16 @@ def command(output: Output, url: str, namespace: str, yes: bool) -> None:
         freed = store.erase()
     result = Erased(found.describe, found.digest, found.blocks, freed)
     output.answer(result, lambda console: print_struct(console, result))
+
+
+def merged(known: list[NamespaceFacts]) -> list[NamespaceFacts]:
+    """One entry for each namespace of several drives."""
+    found: dict[str, NamespaceFacts] = {}
+    for one in known:
+        before = found.get(one.digest)
+        blocks, writers = (before.blocks, before.writers) if before else (0, 0)
+        found[one.digest] = msgspec.structs.replace(one, blocks=one.blocks + blocks, writers=one.writers + writers)
+    return list(found.values())
 
 
 def find_namespace(text: str, known: list[NamespaceFacts], url: str) -> NamespaceFacts:

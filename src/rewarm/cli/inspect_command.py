@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import click
+from rich.console import Console
 
 from rewarm.cli.output import Output, output_options
 from rewarm.cli.parameters import STORE_URL
-from rewarm.cli.pools import require_pool
+from rewarm.cli.pools import media_urls, require_pool
 from rewarm.cli.render import print_struct
-from rewarm.store.inspection import inspect_pool
+from rewarm.store.inspection import Inspection, inspect_pool
 
 
 @click.command()
 @click.argument("url", type=STORE_URL)
 @output_options
 def command(output: Output, url: str) -> None:
-    """Show capacity, use, device, namespaces and writers of the pool at URL."""
+    """Show capacity, use, device, namespaces and writers of the pool at URL; of several drives, of each of them."""
     require_pool(url)
     with output.progress("reading logs"):
-        inspection = inspect_pool(url)
-    output.answer(inspection, lambda console: print_struct(console, inspection))
+        found = [inspect_pool(medium) for medium in media_urls(url)]
+    output.answer(found[0] if len(found) == 1 else {"media": found}, lambda console: _render(console, found))
+
+
+def _render(console: Console, found: list[Inspection]) -> None:
+    for inspection in found:
+        print_struct(console, inspection)

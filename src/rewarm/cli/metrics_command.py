@@ -12,7 +12,7 @@ from rewarm.cli.exporter import serve, text_of
 from rewarm.cli.measuring import interruptible
 from rewarm.cli.output import Output, output_options, write_file
 from rewarm.cli.parameters import STORE_URL
-from rewarm.cli.pools import require_pool
+from rewarm.cli.pools import media_urls, require_pool
 from rewarm.errors import ConfigError, StorageError
 from rewarm.store.inspection import Inspection, inspect_pool
 from rewarm.store.metrics import Family, pool_families
@@ -38,7 +38,7 @@ def command(output: Output, urls: Sequence[str], listen: str | None, textfile: s
         raise ConfigError("give --listen or --textfile, not both")
     for url in urls:
         require_pool(url)
-    pools = Pools(urls)
+    pools = Pools([medium for url in urls for medium in media_urls(url)])
     if listen is not None:
         _serve(output, listen, pools)
     elif textfile is not None:

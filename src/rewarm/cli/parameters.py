@@ -13,6 +13,9 @@ import click
 from rewarm.errors import ConfigError
 from rewarm.units import parse_duration, parse_rate, parse_size
 
+CONFIG_SUFFIX = ".toml"
+"""As `rewarm.tiers.opening` has it, which is too heavy for the help."""
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -42,9 +45,14 @@ class UrlType(click.ParamType):  # type: ignore[type-arg]  # generic in recent v
 
 
 def as_url(text: str) -> str:
-    """`/mnt/kv?capacity=2TiB` -> `file:///mnt/kv?capacity=2TiB`; what has a scheme stays as it is."""
+    """`/mnt/kv?capacity=2TiB` -> `file:///mnt/kv?capacity=2TiB`; what has a scheme stays as it is.
+
+    The path of a configuration file stays a path.
+    """
     if _SCHEME.match(text):
         return text
+    if text.endswith(CONFIG_SUFFIX) and not os.path.isdir(text):
+        return os.path.abspath(text)
     path, question, options = text.partition("?")
     return f"file://{quote(os.path.abspath(path))}{question}{options}"
 

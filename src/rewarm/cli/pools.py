@@ -7,16 +7,21 @@ from pathlib import Path
 import rewarm
 from rewarm.errors import ConfigError
 from rewarm.store.contract import Store
-from rewarm.store.opening import parse_url
+from rewarm.store.opening import Location
 from rewarm.store.pool import POOL_FILE, WRITERS, read_facts
+from rewarm.tiers.opening import media_of, pool_location, url_of
 from rewarm.units import format_size, parse_size
 
 
 def require_pool(url: str) -> None:
-    """Raise `ConfigError` unless a URL names a pool on disk and agrees with its capacity."""
-    location = parse_url(url)
+    """Raise `ConfigError` unless all that a URL names is on disk and agrees with the capacity it gives."""
+    for name, location in media_of(url):
+        _require(name, location)
+
+
+def _require(name: str, location: Location) -> None:
     if location.scheme != "file":
-        raise ConfigError(f"{url!r} is no pool on disk: what it holds ends with the process that opened it")
+        raise ConfigError(f"{name!r} is no pool on disk: what it holds ends with the process that opened it")
     root = Path(location.path)
     facts = read_facts(root)
     if facts is None and not (root / WRITERS).is_dir():
@@ -25,6 +30,13 @@ def require_pool(url: str) -> None:
     if facts and capacity is not None and parse_size(capacity) != facts.capacity_bytes:
         made = f"capacity={facts.capacity_bytes} ({format_size(facts.capacity_bytes)})"
         raise ConfigError(f"{root} was made with {made}, not {parse_size(capacity)}; leave capacity out")
+
+
+def media_urls(url: str) -> list[str]:
+    """The URLs of the pools on disk that a URL or a configuration file names; itself where it names one."""
+    if pool_location(url) is None:
+        return [url]
+    return [url_of(location, {}) for _, location in media_of(url)]
 
 
 def open_pool(url: str, *, namespace: object = None) -> Store:

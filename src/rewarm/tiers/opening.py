@@ -65,6 +65,24 @@ def is_pool(url: str | os.PathLike[str]) -> bool:
     return os.fspath(url).startswith(SCHEME)
 
 
+def media_of(url: str | os.PathLike[str]) -> list[tuple[str, Location]]:
+    """Every medium that a URL or a configuration file names, (name, location). Raises `ConfigError`."""
+    location = pool_location(url)
+    if location is not None:
+        return location.media()
+    alone = parse_url(url)
+    return [(alone.path if alone.scheme == "file" else f"{alone.scheme}:{alone.path}", alone)]
+
+
+def pool_location(url: str | os.PathLike[str]) -> PoolLocation | None:
+    """What a URL or a configuration file says of a pool or stack; None where it names one store."""
+    if is_config(url):
+        from rewarm.tiers.config import read_config
+
+        url = read_config(url).url()
+    return parse_pool_url(os.fspath(url)) if is_pool(url) else None
+
+
 def open_tier(
     url: str | os.PathLike[str],
     *,
@@ -82,13 +100,9 @@ def open_tier(
     a medium fails). A pool opens with all of its drives or not at all.
     """
     wrappers = {"device_wrapper": device_wrapper, "write_device_wrapper": write_device_wrapper}
-    if is_config(url):
-        from rewarm.tiers.config import read_config
-
-        url = read_config(url).url()
-    if not is_pool(url):
+    location = pool_location(url)
+    if location is None:
         return open_store(url, namespace=namespace, capacity=capacity, **wrappers)
-    location = parse_pool_url(os.fspath(url))
     return open_pool(
         location,
         namespace,
@@ -136,8 +150,7 @@ def parse_pool_url(url: str) -> PoolLocation:
 def _drive(value: str, url: str) -> tuple[str, Location]:
     if value.startswith(SCHEME):
         raise ConfigError(f"a drive of {url!r} is itself a pool; name its drives instead")
-    location = parse_url(value)
-    return (location.path if location.scheme == "file" else f"{location.scheme}:{location.path}"), location
+    return media_of(value)[0]
 
 
 def open_pool(
@@ -165,7 +178,7 @@ def open_pool(
     with contextlib.ExitStack() as opened:
         stores = []
         for (name, drive), size in zip(location.media(), [*sizes, None], strict=False):
-            store = open_drive(_url(drive, passed_on), size)
+            store = open_drive(url_of(drive, passed_on), size)
             opened.callback(store.close)
             stores.append((name, store))
         count = len(location.drives)
@@ -262,7 +275,7 @@ def _ageing(options: dict[str, str]) -> float:
     return ageing
 
 
-def _url(drive: Location, passed_on: dict[str, str]) -> str:
+def url_of(drive: Location, passed_on: dict[str, str]) -> str:
     """The URL of a drive, with the pool's options where the drive does not say otherwise."""
     allowed = {} if drive.scheme == "memory" else passed_on
     options = {**allowed, **drive.options}

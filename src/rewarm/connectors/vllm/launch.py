@@ -11,7 +11,7 @@ import msgspec
 
 from rewarm.connectors.vllm.versions import check_version
 from rewarm.errors import ConfigError
-from rewarm.store.opening import parse_url
+from rewarm.tiers.opening import media_of
 
 HASH_ALGORITHM = "sha256_cbor"
 """The same on every version of Python; vLLM's default hashes a pickle, whose bytes may change with it."""
@@ -42,7 +42,7 @@ def launch(
     Raises `ConfigError` for a version that is not supported, or a store that ends with the process.
     """
     check_version(version)
-    if parse_url(url).scheme == "memory":
+    if any(location.scheme == "memory" for _, location in media_of(url)):
         raise ConfigError(
             f"{url!r} ends with the engine's process; give a directory: file:///mnt/nvme0/kv?capacity=2TiB"
         )
