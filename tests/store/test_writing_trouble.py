@@ -204,3 +204,23 @@ def test_a_device_that_fails_as_a_whole_is_said(faulty: FaultyStore, monkeypatch
         patch.setattr(faulty.writes, "submit", refuse)
         assert save(faulty.store, make_keys(1, "more"), SIZE) == [LOST]
     assert "rewarm-write: the ring is gone" in faulty.store.stats().notes
+
+
+def test_a_mount_that_fails_a_close_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FUSE and NFS report trouble even there; the descriptor is closed all the same, and the loop goes on."""
+    close = os.close
+
+    def fail(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        close(descriptor)
+        if name.endswith((".seg", ".log")):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    keys = make_keys(8)
+    with FaultyStore(tmp_path, "&poll=1h", capacity=4 << 20) as faulty:
+        monkeypatch.setattr(os, "close", fail)
+        assert save(faulty.store, keys, SIZE) == [STORED] * 8
+        assert load(faulty.store, keys, SIZE) == [HIT] * 8
+        faulty.store.flush()
+        monkeypatch.undo()
+        assert not [note for note in faulty.store.stats().notes if note.startswith("rewarm-")]

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 
 from rewarm.store.layout import PAGE, Kind
+from rewarm.store.pool import close_file
 from rewarm.store.saving import WriteSide
 from rewarm.store.writer import OpenSegment, Writer
 
@@ -146,7 +147,7 @@ class Appender:
 
     def _close(self, target: OpenSegment) -> None:
         self._open.discard(target)
-        os.close(target.descriptor)
+        close_file(target.descriptor)
         target.writer.segment_closed()
 
 

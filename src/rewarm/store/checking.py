@@ -40,6 +40,7 @@ from rewarm.store.mounts import mount_notes
 from rewarm.store.pool import (
     FileFacts,
     Pool,
+    close_file,
     open_regular,
 )
 from rewarm.store.tailing import read_flags
@@ -133,7 +134,7 @@ def _read_log(pool: Pool, file: FileFacts, reader: LogReader, one: WriterView, v
         one.unreadable = True
         view.unreadable.append(Finding("unreadable_log", _inside(pool, path), error.strerror or str(error)))
     finally:
-        os.close(descriptor)
+        close_file(descriptor)
     one.log_bytes += file.size
     one.skips += tail.skips
     one.torn_tail |= tail.offset < file.size
@@ -253,7 +254,7 @@ class _Check:
         except OSError as error:
             self.findings.append(Finding("unreadable_segment", where, error.strerror or str(error)))
         finally:
-            os.close(descriptor)
+            close_file(descriptor)
 
     def _opened_segment(self, descriptor: int, place: Place, path: Path, one: WriterView) -> None:
         where, batches = _inside(self._pool, path), one.entries.get(place[1], [])

@@ -26,6 +26,7 @@ from rewarm.store.pool import (
     WRITERS,
     Pool,
     PoolFacts,
+    close_file,
     decode_facts,
     encode_facts,
     host_id,
@@ -171,7 +172,7 @@ def rebuild_facts(root: Path) -> PoolFacts | None:
                 frame = decode_frame(memoryview(os.pread(descriptor, PAGE, 0)))
                 shared |= bool(os.fstat(descriptor).st_mode & stat.S_IWGRP)
             finally:
-                os.close(descriptor)
+                close_file(descriptor)
             if frame and frame.kind == Kind.OPEN:
                 found.add(frame.opening())
     if len(found) != 1:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rewarm.store import layout
 from rewarm.store.buffers import aligned_region
 from rewarm.store.layout import FRAME_BYTES_MAX, PAGE, Frame, Kind
-from rewarm.store.pool import Pool
+from rewarm.store.pool import Pool, close_file
 
 READ_BYTES = 4 * FRAME_BYTES_MAX
 """One read of a log: several of the largest frames, so that a million entries are some twenty reads."""
@@ -145,4 +145,4 @@ class LogWriter:
 
     def close(self) -> None:
         """Close the descriptor."""
-        os.close(self.descriptor)
+        close_file(self.descriptor)

@@ -5,6 +5,7 @@ Everything that makes or lists files of a pool goes through here. A name is neve
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -318,7 +319,7 @@ def sync_directory(path: Path) -> None:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
-        os.close(descriptor)
+        close_file(descriptor)
 
 
 def open_regular(path: str | Path, flags: int) -> int:
@@ -328,9 +329,16 @@ def open_regular(path: str | Path, flags: int) -> int:
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+        close_file(descriptor)
         raise OSError(errno.ELOOP, "not a regular file")
     return descriptor
+
+
+def close_file(descriptor: int) -> None:
+    """Close a descriptor. A network mount in trouble says so even here; it is closed all the same, and whoever wanted
+    to know whether bytes are on the medium has synced before."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 def _stat_regular(entry: os.DirEntry[str]) -> os.stat_result | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import threading
 from collections import OrderedDict
@@ -13,7 +12,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from rewarm.store.pool import Pool, open_regular
+from rewarm.store.pool import Pool, close_file, open_regular
 
 OPEN_FILES_MAX = 256
 """Descriptors kept open: below the usual soft limit of 1,024 per process, which belongs to the host application."""
@@ -105,7 +104,7 @@ class FileCache:
         descriptor = self._opener(path, self._flags)
         with self._lock:
             if path in self._open:
-                os.close(descriptor)
+                close_file(descriptor)
                 descriptor = self._open[path]
             self._open[path] = descriptor
             self._pins[path] = self._pins.get(path, 0) + 1
@@ -125,7 +124,7 @@ class FileCache:
                 del self._pins[path]
                 if path in self._doomed:
                     self._doomed.discard(path)
-                    os.close(self._open.pop(path))
+                    close_file(self._open.pop(path))
 
     def forget(self, path: Path) -> None:
         """Close a file that is gone, at once or with its last reader."""
@@ -133,21 +132,21 @@ class FileCache:
             if path in self._pins:
                 self._doomed.add(path)
             elif path in self._open:
-                os.close(self._open.pop(path))
+                close_file(self._open.pop(path))
 
     def close(self) -> None:
         """Close everything that no request is using, and the rest with its last request."""
         with self._lock:
             self._doomed.update(self._pins)
             for path in [path for path in self._open if path not in self._pins]:
-                os.close(self._open.pop(path))
+                close_file(self._open.pop(path))
 
     def _trim(self) -> None:
         excess = len(self._open) - self._limit
         if excess > 0:
             idle = [path for path in self._open if path not in self._pins][:excess]
             for path in idle:
-                os.close(self._open.pop(path))
+                close_file(self._open.pop(path))
 
 
 def _open_files_max() -> int:

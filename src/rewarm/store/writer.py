@@ -21,7 +21,7 @@ from rewarm.store import layout
 from rewarm.store.buffers import aligned_region
 from rewarm.store.layout import PAGE, Kind
 from rewarm.store.log import LogWriter
-from rewarm.store.pool import WRITERS, Pool, open_regular, sync_directory
+from rewarm.store.pool import WRITERS, Pool, close_file, open_regular, sync_directory
 from rewarm.store.segments import Segment, SegmentTable
 from rewarm.store.tailing import Shared
 
@@ -121,7 +121,7 @@ class Writer:
             if os.pwritev(descriptor, [page.data], 0) != PAGE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            os.close(descriptor)
+            close_file(descriptor)
             with contextlib.suppress(OSError):
                 os.unlink(segment.path)
             raise
@@ -253,4 +253,4 @@ def _dead_log(pool: Pool, writer: str, log_name: str) -> Iterator[bool]:
             dead = False
         yield dead
     finally:
-        os.close(descriptor)
+        close_file(descriptor)
