@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rewarm.bench import pools, replay
+from rewarm.bench import pools, readers, replay
 from rewarm.bench.cold import FAILED, NOT_PROVABLE, PROVEN
 from rewarm.bench.payload import Payload
 from rewarm.bench.pools import Pool, needed_bytes
@@ -143,13 +143,13 @@ def test_bytes_that_were_not_stored_so_fail_the_run(stage: Any, monkeypatch: pyt
 
 
 def test_a_miss_fails_the_run_and_has_no_time(stage: Any) -> None:
-    class Forgetful(replay.Wave):
-        def run(self, device_number: tuple[int, int] | None = None) -> Any:
+    class Forgetful(readers.Wave):
+        def run(self, *arguments: Any) -> Any:
             self._store.evict(2 * SESSION_BYTES - 1)
-            return super().run(device_number)
+            return super().run(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "Wave", Forgetful)
+        patch.setattr(readers, "Wave", Forgetful)
         result = run(stage, {"ram": "memory:"}, concurrency=[2], repeats=1)
     assert result.cells[0].misses == 1
     assert result.cells[0].miss_causes == {"missing": 1}

@@ -1,9 +1,10 @@
 """What repeats of two targets say about their difference: a paired interval on the ratio, and the noise floor.
 
-The unit is the repeat. Requests of one wave share its medium and its moment, so they are not independent: first the
-logarithms of the ratios of paired requests are averaged within each repeat, then Student's t of those averages gives
-the interval. A difference is claimed only when it is larger than the noise floor: the interval's half width or
-`NOISE_MIN`, whichever is larger. One repeat has no interval and claims nothing. Pure arithmetic.
+The unit is the repeat. Requests of one wave share its medium and its moment, so they are not independent: each repeat
+gives one ratio, of the mean times of its paired requests, and Student's t over the logarithms of these ratios gives the
+interval. The mean of the requests' own ratios would be ruled by the shortest ones, which are mostly wake-ups.
+A difference is claimed only when it is larger than the noise floor: the interval's half width or `NOISE_MIN`, whichever
+is larger. One repeat has no interval and claims nothing. Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -71,11 +72,8 @@ def effect_of(*conditions: tuple[Sample, Sample]) -> Effect:
 
 
 def _means(first: Sample, second: Sample) -> list[float]:
-    """The mean logarithm of the ratios, for each repeat."""
-    return [
-        fmean(math.log(b / a) for a, b in zip(one, other, strict=True))
-        for one, other in zip(first, second, strict=True)
-    ]
+    """The logarithm of the ratio of the mean times, for each repeat."""
+    return [math.log(fmean(other) / fmean(one)) for one, other in zip(first, second, strict=True)]
 
 
 def t98(freedom: int) -> float:

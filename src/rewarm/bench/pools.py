@@ -74,13 +74,21 @@ class Pool:
             yield self.store
             return
         limit = RateLimit(target.emulated_bytes_per_s) if target.emulated_bytes_per_s else None
-        url = f"pool:?drive={quote(self.url, safe='')}&order=shortest" if target.order == "shortest" else self.url
-        with open_tier(url, namespace=NAMESPACE, device_wrapper=limit.wrap if limit else None) as store:
-            try:
-                yield store
-            finally:
-                if limit:
-                    limit.end()
+        with open_reader(self.url, target.order, limit) as store:
+            yield store
+
+
+@contextmanager
+def open_reader(url: str, order: str, limit: RateLimit | None) -> Iterator[Store]:
+    """A handle on a filled pool that serves requests in an order, no faster than the limit."""
+    if order == "shortest":
+        url = f"pool:?drive={quote(url, safe='')}&order=shortest"
+    with open_tier(url, namespace=NAMESPACE, device_wrapper=limit.wrap if limit else None) as store:
+        try:
+            yield store
+        finally:
+            if limit:
+                limit.end()
 
 
 def open_pool(stack: ExitStack, name: str, target: Target, payload_bytes: int, tell: Callable[[str], None]) -> Pool:

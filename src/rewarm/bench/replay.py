@@ -17,21 +17,23 @@ import msgspec
 
 from rewarm.bench.ceiling import PATTERNS, CeilingReading, Pattern, best, measure_ceiling
 from rewarm.bench.cold import Claim, judge, working_set_note
-from rewarm.bench.destination import MEMORY_SHARE, Destinations, available_memory
+from rewarm.bench.destination import MEMORY_SHARE, available_memory
 from rewarm.bench.host import host_facts, package_version
 from rewarm.bench.payload import Payload
 from rewarm.bench.pools import Pool, open_pool
 from rewarm.bench.populate import populate
+from rewarm.bench.ranks import RankReaders
+from rewarm.bench.readers import LocalReaders, Readers
 from rewarm.bench.recompute import Prefiller, percentiles
 from rewarm.bench.result import SCHEMA, Ceiling, Cell, CellBytes, Request, Result
 from rewarm.bench.stages import Stages
 from rewarm.bench.summary import differences, summarise, verdicts
-from rewarm.bench.wave import Restore, Wave, WaveReading
+from rewarm.bench.wave import Restore, WaveReading
 from rewarm.geometry.presets import load_model
-from rewarm.store.contract import Outcome, Stats, Store
+from rewarm.store.contract import Outcome, Store
 from rewarm.units import format_rate
 from rewarm.workload.job import Job
-from rewarm.workload.sessions import Sessions, block_lengths
+from rewarm.workload.sessions import Sessions, block_lengths, block_ranks
 
 RATE_MARGIN = 1.05
 """An emulated rate needs a medium at least this much faster."""
@@ -45,10 +47,8 @@ class _Run:
     sessions: Sessions
     restored_tokens: int
     payload: Payload
-    destinations: Destinations
     prefiller: Prefiller
     pools: dict[str, Pool]
-    readers: dict[str, Store]
     notes: list[str]
     patterns: dict[str, Pattern] = field(default_factory=dict)
     ceilings: list[Ceiling] = field(default_factory=list)
@@ -83,24 +83,48 @@ def run_job(
             sessions=sessions,
             restored_tokens=job.tokens // job.block_tokens * job.block_tokens,
             payload=Payload(job.seed, max(lengths)),
-            destinations=Destinations(lengths, max(job.concurrency), budget),
             prefiller=Prefiller.of(model, job),
             pools=pools,
-            readers={},
             notes=notes,
         )
-        notes += _cold_notes(run) + _slice_notes(run)
+        notes += _cold_notes(run)
+        local = _local_readers(run, budget)
         _fill(run, stages, opened)
-        for name, target in job.targets.items():
-            run.readers[name] = stack.enter_context(pools[name].reader(target))
-            notes.append(_device_note(_label(job, name), run.readers[name].stats()))
-            opened(_label(job, name), run.readers[name])
+        readers = _readers(run, local, stack, opened, budget)
+        notes += _slice_notes(job, readers)
+        notes += [_device_note(_label(job, name), *readers.devices(name)) for name in job.targets]
         for repeat in range(job.repeats):
             if repeat and time.monotonic() - started_s > seconds_max:
                 notes.append(f"{repeat} of {job.repeats} repeats, the others would have taken too long")
                 break
-            _round(run, repeat, stages)
+            _round(run, readers, repeat, stages)
     return _result(run)
+
+
+def _local_readers(run: _Run, budget: int) -> LocalReaders | None:
+    """This process as the reader of all ranks: where there is one only, or a store that no other process can see."""
+    several = len(set(_block_ranks(run.job))) > 1
+    if several and all(pool.folder for pool in run.pools.values()):
+        return None
+    if several:
+        run.notes.append("memory: is seen by this process alone, so it restores the blocks of all ranks")
+    return LocalReaders(run.job, run.pools, run.sessions, run.payload, budget)
+
+
+def _readers(
+    run: _Run, local: LocalReaders | None, stack: ExitStack, opened: Callable[[str, Store], None], budget: int
+) -> Readers:
+    """The filled targets, open for reading, until `stack` closes."""
+    if local is not None:
+        local.open(stack, lambda name, store: opened(_label(run.job, name), store))
+        return local
+    ranks = _block_ranks(run.job)
+    run.notes.append(f"{len(set(ranks))} processes, one for each rank; their counters are added up")
+    return stack.enter_context(RankReaders(run.job, run.pools, run.sessions, ranks, budget))
+
+
+def _block_ranks(job: Job) -> list[int]:
+    return block_ranks(load_model(job.model), job.tokens, job.block_tokens, job.tp, job.kv_dtype)
 
 
 def _open_pools(stack: ExitStack, job: Job, sessions: Sessions, tell: Callable[[str], None]) -> dict[str, Pool]:
@@ -123,9 +147,9 @@ def _cold_notes(run: _Run) -> list[str]:
     return notes
 
 
-def _slice_notes(run: _Run) -> list[str]:
+def _slice_notes(job: Job, readers: Readers) -> list[str]:
     """Waves that do not fit into memory: their requests share the medium, so the median comes near the last."""
-    sliced = [str(n) for n in run.job.concurrency if not run.destinations.region(n).whole]
+    sliced = [str(n) for n in job.concurrency if readers.sliced(n)]
     if not sliced:
         return []
     return [f"memory holds no whole wave of {', '.join(sliced)}: restored in slices, so its requests end together"]
@@ -144,7 +168,7 @@ def _fill(run: _Run, stages: Stages, opened: Callable[[str, Store], None]) -> No
         pool.make_cold()
 
 
-def _round(run: _Run, repeat: int, stages: Stages) -> None:
+def _round(run: _Run, readers: Readers, repeat: int, stages: Stages) -> None:
     """One repeat: the ceiling of every pool, then every wave on every target."""
     job = run.job
     _measure_ceilings(run, repeat)
@@ -152,7 +176,8 @@ def _round(run: _Run, repeat: int, stages: Stages) -> None:
         for name in job.targets:
             label = f"repeat {repeat + 1} of {job.repeats}: {concurrency} restores from {_label(job, name)}"
             with stages(label, concurrency * run.sessions.bytes_per_session) as progress:
-                run.cells.append(_cell(run, name, concurrency, repeat, progress.advance))
+                run.pools[name].make_cold()
+                run.cells.append(_book(run, name, repeat, readers.wave(name, concurrency, progress.advance)))
 
 
 def _measure_ceilings(run: _Run, repeat: int) -> None:
@@ -195,25 +220,10 @@ def _label(job: Job, name: str) -> str:
     return name if job.targets[name].emulated_bytes_per_s is None else f"{name} (emulated)"
 
 
-def _cell(run: _Run, name: str, concurrency: int, repeat: int, advance: Callable[[float], None]) -> Cell:
-    """Run one wave cold and book it."""
-    pool, store = run.pools[name], run.readers[name]
-    pool.make_cold()
-    before = store.stats()
-    together = run.job.targets[name].order == "together"
-    wave = Wave(store, run.sessions, run.payload, run.destinations, concurrency, advance, together=together)
-    reading = wave.run(pool.device_number)
-    return _book(run, name, repeat, reading, before, store.stats())
-
-
-def _book(run: _Run, name: str, repeat: int, wave: WaveReading, before: Stats, after: Stats) -> Cell:
+def _book(run: _Run, name: str, repeat: int, wave: WaveReading) -> Cell:
     job, pool, restores = run.job, run.pools[name], wave.restores
     payload_bytes = sum(restore.hit_bytes for restore in restores)
-    claim = Claim(
-        payload=payload_bytes,
-        padding=after.bytes_padding - before.bytes_padding,
-        log=after.bytes_log - before.bytes_log,
-    )
+    claim = Claim(payload=payload_bytes, padding=wave.padding_bytes, log=wave.log_bytes)
     cold, reason = judge(claim, wave.counted, pool.counting)
     modelled_s = run.prefiller.seconds(job.new_tokens, run.restored_tokens) or 0.0
     outcomes = sum((restore.outcomes for restore in restores), Counter[Outcome]())
@@ -246,7 +256,7 @@ def _book(run: _Run, name: str, repeat: int, wave: WaveReading, before: Stats, a
             kernel=wave.counted.process_read_bytes,
             device=wave.counted.device_read_bytes,
         ),
-        device=after.device,
+        device=wave.device,
         recompute=run.prefiller.wave(
             len(restores), run.restored_tokens, job.new_tokens, run.sessions.bytes_per_session
         ),
@@ -308,6 +318,6 @@ def _result(run: _Run) -> Result:
     )
 
 
-def _device_note(label: str, stats: Stats) -> str:
-    refused = f"; not used: {'; '.join(stats.device_refusals)}" if stats.device_refusals else ""
-    return f"{label}: read through {stats.device}{refused}"
+def _device_note(label: str, device: str, refusals: list[str]) -> str:
+    refused = f"; not used: {'; '.join(refusals)}" if refusals else ""
+    return f"{label}: read through {device}{refused}"

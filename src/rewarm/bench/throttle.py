@@ -8,11 +8,15 @@ stays as slow as it is. Writes and syncs pass untouched: only restores are emula
 
 from __future__ import annotations
 
+import fcntl
 import heapq
 import math
+import os
+import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -20,15 +24,31 @@ from rewarm.errors import ConfigError
 from rewarm.store.devices.base import COMPLETION, READ, Completions, Device, Operations
 from rewarm.units import format_rate
 
+_STATE = struct.Struct("d")
+"""When the medium is free again, on the monotonic clock, which all processes of a machine share."""
+
+
+def make_shared() -> int:
+    """A descriptor for `RateLimit` objects of several processes; the caller hands it on and closes it."""
+    descriptor = os.memfd_create("rewarm-rate")
+    os.pwrite(descriptor, _STATE.pack(-math.inf), 0)
+    return descriptor
+
 
 class RateLimit:
-    """One emulated medium, shared by every device that reads it. Thread-safe."""
+    """One emulated medium, shared by every device that reads it. Thread-safe.
 
-    def __init__(self, bytes_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    With `shared`, the descriptor of `make_shared`, it is one with those of other processes.
+    """
+
+    def __init__(
+        self, bytes_per_s: float, clock: Callable[[], float] = time.monotonic, shared: int | None = None
+    ) -> None:
         if not bytes_per_s > 0:
             raise ConfigError(f"an emulated rate must be above 0 bytes/s, got {bytes_per_s}")
         self.bytes_per_s = bytes_per_s
         self.clock = clock
+        self._shared = shared
         self._free_at = -math.inf
         self._ended = False
         self._lock = threading.Lock()
@@ -36,13 +56,27 @@ class RateLimit:
     def serve(self, lengths: list[int]) -> list[float]:
         """Queue reads of these lengths now; return when the emulated medium is done with each, in clock seconds."""
         done = []
-        with self._lock:
+        with self._lock, self._exclusive():
             at = max(self._free_at, self.clock())
             for length in lengths:
                 at += length / self.bytes_per_s
                 done.append(at)
             self._free_at = at
         return done
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the state that processes share, if they do."""
+        if self._shared is None:
+            yield
+            return
+        fcntl.lockf(self._shared, fcntl.LOCK_EX)
+        try:
+            (self._free_at,) = _STATE.unpack(os.pread(self._shared, _STATE.size, 0))
+            yield
+            os.pwrite(self._shared, _STATE.pack(self._free_at), 0)
+        finally:
+            fcntl.lockf(self._shared, fcntl.LOCK_UN)
 
     def end(self) -> None:
         """Hold nothing back any more: a store that closes must not wait for a slow medium that is only emulated."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rewarm.bench.counters import Snapshot, take_snapshot
@@ -23,7 +23,7 @@ from rewarm.workload.sessions import Sessions
 
 SLOWEST_BYTES_PER_S = 10e6
 """A wave may take as long as its bytes take at this rate, and half a minute more; what is open then has timed out."""
-_GRACE_S = 30.0
+GRACE_S = 30.0
 RELEASE_S = 60.0
 """How long after the end of a wave the kernel may still hold our memory before the run is given up."""
 
@@ -35,7 +35,7 @@ class Restore:
 
     session: int
     keys: list[bytes]
-    numbers: range
+    numbers: Sequence[int]
     next_slice: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     unchecked: list[tuple[int, Arena]] = field(default_factory=list)
@@ -66,13 +66,16 @@ class _Slice:
 @dataclass(frozen=True)
 class WaveReading:
     """What a wave measured. `seconds` is the time to the last byte that came back, 0 when none did; `counted` is
-    the kernel's view of the whole wave."""
+    the kernel's view of the whole wave, `padding_bytes` and `log_bytes` the store's of what it read beside blocks."""
 
     restores: list[Restore]
     seconds: float
     counted: Snapshot
     client_cpu_s: float
     whole: bool
+    padding_bytes: int
+    log_bytes: int
+    device: str
 
 
 class Wave:
@@ -99,22 +102,36 @@ class Wave:
         self._advance = advance
         self._region = destinations.region(concurrency, together=together)
         self._restores = [Restore(s, sessions.keys(s), sessions.numbers(s)) for s in range(concurrency)]
-        self._limit_s = _GRACE_S + concurrency * sessions.bytes_per_session / SLOWEST_BYTES_PER_S
+        self._limit_s = GRACE_S + concurrency * sessions.bytes_per_session / SLOWEST_BYTES_PER_S
         self._flying: dict[int, _Slice] = {}
         self._start = 0.0
 
-    def run(self, device_number: tuple[int, int] | None = None) -> WaveReading:
-        """Restore everything and compare it. Raises `StorageError` when the medium keeps our memory."""
+    def run(
+        self, device_number: tuple[int, int] | None = None, begin: Callable[[], float] = time.monotonic
+    ) -> WaveReading:
+        """Restore everything and compare it; `begin` gives the intended start on the monotonic clock, when all is
+        ready. Raises `StorageError` when the medium keeps our memory."""
         self._destinations.poison(self._region, len(self._restores))
+        known = self._store.stats()
         client_before, before = time.thread_time(), take_snapshot(device_number)
         with select.epoll() as poll:
-            self._serve(poll, time.monotonic())
+            self._serve(poll, begin())
         counted = take_snapshot(device_number).since(before)
+        stats = self._store.stats()
         client_cpu_s = time.thread_time() - client_before
         for restore in self._restores:
             self._compare(restore, self._payload.matches)
         seconds = max(restore.last_byte_s for restore in self._restores)
-        return WaveReading(self._restores, seconds, counted, client_cpu_s, self._region.whole)
+        return WaveReading(
+            restores=self._restores,
+            seconds=seconds,
+            counted=counted,
+            client_cpu_s=client_cpu_s,
+            whole=self._region.whole,
+            padding_bytes=stats.bytes_padding - known.bytes_padding,
+            log_bytes=stats.bytes_log - known.bytes_log,
+            device=stats.device,
+        )
 
     def _serve(self, poll: select.epoll, start: float) -> None:
         """Drive all requests to their end, or to the limit. When it raises, what is in flight is cancelled, and closing

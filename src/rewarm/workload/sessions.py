@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rewarm.errors import ConfigError
@@ -36,7 +37,7 @@ class Sessions:
         """Payload bytes of all sessions."""
         return self.count * self.bytes_per_session
 
-    def numbers(self, session: int) -> range:
+    def numbers(self, session: int) -> Sequence[int]:
         """The numbers of a session's stored blocks, in prefix order."""
         if not 0 <= session < self.count:
             raise IndexError(f"session {session} of {self.count}")
@@ -51,6 +52,30 @@ class Sessions:
         return hashlib.blake2b(text, digest_size=KEY_BYTES, person=b"rewarm session").digest()
 
 
+@dataclass(frozen=True)
+class RankSessions(Sessions):
+    """What one rank stores and restores of the sessions: the blocks at `places` among the `stride` of a session.
+
+    `lengths` are those of its own blocks; keys and numbers are those that the whole sessions have.
+    """
+
+    stride: int
+    places: tuple[int, ...]
+
+    def numbers(self, session: int) -> Sequence[int]:
+        """The numbers of this rank's blocks of a session, in prefix order."""
+        if not 0 <= session < self.count:
+            raise IndexError(f"session {session} of {self.count}")
+        return [session * self.stride + place for place in self.places]
+
+
+def of_rank(sessions: Sessions, ranks: Sequence[int], rank: int) -> RankSessions:
+    """The part of the sessions that a rank stores; `ranks` names the rank of every block, as `block_ranks` does."""
+    places = tuple(place for place, owner in enumerate(ranks) if owner == rank)
+    lengths = tuple(sessions.lengths[place] for place in places)
+    return RankSessions(sessions.seed, sessions.count, lengths, len(sessions.lengths), places)
+
+
 def block_lengths(model: Model, tokens: int, block_tokens: int, tp: int, kv_dtype: DType | str | None) -> list[int]:
     """Bytes of every block that an engine stores for a prefix of `tokens`, in prefix order, ranks side by side.
 
@@ -58,14 +83,26 @@ def block_lengths(model: Model, tokens: int, block_tokens: int, tp: int, kv_dtyp
     window layer keeps the blocks that its window still reaches, a linear layer one state with the last block.
     Raises `ConfigError` when there is not one whole block.
     """
+    return [length for _, length in _blocks(model, tokens, block_tokens, tp, kv_dtype)]
+
+
+def block_ranks(model: Model, tokens: int, block_tokens: int, tp: int, kv_dtype: DType | str | None) -> list[int]:
+    """The rank that stores and restores each block of `block_lengths`."""
+    return [rank for rank, _ in _blocks(model, tokens, block_tokens, tp, kv_dtype)]
+
+
+def _blocks(
+    model: Model, tokens: int, block_tokens: int, tp: int, kv_dtype: DType | str | None
+) -> list[tuple[int, int]]:
+    """(rank, bytes) of every stored block."""
     blocks = tokens // block_tokens
     if blocks < 1:
         raise ConfigError(f"{tokens} tokens are less than one block of {block_tokens}; nothing would be stored")
     ranks = [
         rank for rank in rank_shapes(model, tp, block_tokens=block_tokens, kv_dtype=kv_dtype) if rank.replica_of is None
     ]
-    lengths = [_stored(rank, block, blocks) for block in range(blocks) for rank in ranks]
-    return [length for length in lengths if length]
+    found = [(rank.rank, _stored(rank, block, blocks)) for block in range(blocks) for rank in ranks]
+    return [(rank, length) for rank, length in found if length]
 
 
 def _stored(rank: RankShape, block: int, blocks: int) -> int:
