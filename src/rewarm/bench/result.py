@@ -37,6 +37,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     first_byte_s: float | None = None
     last_byte_s: float | None = None
     intended_s: float = 0.0
+    host: str | None = None
+    """The node that asked, in a run on several."""
     live: LiveRequest | None = None
 
 

@@ -32,9 +32,13 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 @job_options
 @click.option("-o", "out", type=click.Path(), help="Write the whole result as JSON to this file.")
 @click.option("--report", type=click.Path(), metavar="FILE", help="Write the result as an HTML page, too.")
+@click.option("--ray", metavar="ADDRESS", help="Run on every node of this Ray cluster at once; auto finds one here.")
+@click.option("--cross", is_flag=True, help="With --ray: each node restores what another one stored.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve the stores' counters to Prometheus while it runs.")
 @output_options
-def command(output: Output, job: Job, out: str | None, report: str | None, metrics: str | None) -> None:
+def command(
+    output: Output, job: Job, out: str | None, report: str | None, ray: str | None, cross: bool, metrics: str | None
+) -> None:
     """Measure cold recovery: store sessions, forget them in memory, restore many of them at once.
 
     JOB is a TOML file, see examples/jobs; options replace what it says. A target is a store: data is written below its
@@ -43,8 +47,13 @@ def command(output: Output, job: Job, out: str | None, report: str | None, metri
     """
     for path in (out, report):
         check_out(path)
+    if cross and ray is None:
+        raise ConfigError("--cross needs --ray: one node has no other to read from")
     with interruptible(output):
-        result = _on_servers(output, job) if job.servers else _on_stores(output, job, metrics)
+        if ray is not None:
+            result = _on_hosts(output, job, ray, cross)
+        else:
+            result = _on_servers(output, job) if job.servers else _on_stores(output, job, metrics)
     finish(output, result, out, report)
 
 
@@ -57,6 +66,12 @@ def _on_stores(output: Output, job: Job, metrics: str | None) -> Result:
 def _on_servers(output: Output, job: Job) -> Result:
     run_live = _imported("rewarm.bench.live.run", "bench").run_live
     result: Result = run_live(job, stages_of(output, "requests"), output.note, api_key=os.environ.get(KEY_VARIABLE))
+    return result
+
+
+def _on_hosts(output: Output, job: Job, address: str, cross: bool) -> Result:
+    run_on_hosts = _imported("rewarm.bench.hosts", "ray").run_on_hosts
+    result: Result = run_on_hosts(job, stages_of(output), output.note, address=address, cross=cross)
     return result
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from rewarm.bench.host import host_facts, package_version
 from rewarm.bench.live.client import Client
-from rewarm.bench.live.endpoint import Endpoint, find
+from rewarm.bench.live.endpoint import Endpoint, find, wait_ready
 from rewarm.bench.live.figures import cell_of, measured_recompute, with_live
 from rewarm.bench.live.forcing import Forcing, choose, make_cold, push
 from rewarm.bench.live.load import LoadReading, run_cell
@@ -93,6 +93,7 @@ async def _populate(run: _Run, name: str) -> None:
     with run.stages(f"filling {name}", job.session_count) as progress:
         makers = [maker(session) for session in range(job.session_count)]
         await push(endpoint, makers, "could not be stored", progress.advance)
+    await wait_ready(endpoint)  # one request more: an engine may begin to store a prefix with its next step only
 
 
 async def _measure(run: _Run, name: str, concurrency: int, repeat: int) -> None:
