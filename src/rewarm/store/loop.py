@@ -30,6 +30,10 @@ are computed; on a slow one a cancelled request still ends soon, and none waits 
 PACE_S = 0.02
 """Time over which the medium's rate is taken."""
 
+SLOWER_S = 0.5
+"""Time in which the bytes in flight follow a lower rate. Beside a busy thread the loop looks late and sees little in one
+moment and much in the next: a budget that followed at once would let the queue run dry."""
+
 Job = TypeVar("Job")
 
 _never_freed: list[object] = []
@@ -183,8 +187,9 @@ class IoLoop(abc.ABC, Generic[Job]):
         """Set the bytes in flight by what the medium moved lately."""
         elapsed_s = now_s - self._moved_since_s
         if elapsed_s >= PACE_S:
-            wanted = int(self._moved / elapsed_s * IN_FLIGHT_S)
-            self._budget = min(max(wanted, IN_FLIGHT_BYTES_MIN), IN_FLIGHT_BYTES_MAX)
+            wanted = min(max(int(self._moved / elapsed_s * IN_FLIGHT_S), IN_FLIGHT_BYTES_MIN), IN_FLIGHT_BYTES_MAX)
+            fall = int((self._budget - wanted) * min(elapsed_s / SLOWER_S, 1.0))
+            self._budget = max(wanted, self._budget - fall)
             self._moved, self._moved_since_s = 0, now_s
 
     def _run(self) -> None:
