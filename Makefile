@@ -52,6 +52,9 @@ fuzz: $(VENV)/.dev ## a million hostile inputs for the parsers of frames, logs, 
 lab-two-media: $(VENV)/.dev ## two throttled media, every restore order, the published table in small: root, 4 minutes
 	@$(BIN)/python lab/two-media/run.py $(ARGS)
 
+soak: $(VENV)/.dev ## thirty minutes of 24 processes on three hosts under random faults; needs root and GlusterFS
+	@REWARM_SOAK_S=1800 $(BIN)/python -m pytest -q -m soak $(ARGS)
+
 engine-env: ## vLLM for the CPU in .venv-vllm, for make test-engine: two minutes, 4 GB
 	@tests/engine/environment.sh
 

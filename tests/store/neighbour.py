@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from types import TracebackType
 
+from rewarm.errors import StorageError
 from rewarm.store.contract import Outcome, Store
 from rewarm.store.opening import open_store
 from rewarm.testing import make_keys, payload
@@ -20,16 +21,16 @@ WAIT_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def outcomes_of(store: Store, verb: str, tag: str, count: int, size: int) -> Counter[str]:
-    """Save or load `count` blocks; a wrong byte counts as 'WRONG'."""
+def outcomes_of(store: Store, verb: str, tag: str, count: int, size: int, seconds: float = WAIT_S) -> Counter[str]:
+    """Save or load `count` blocks, waiting so long; a wrong byte counts as 'WRONG'."""
     keys = make_keys(count, tag)
     if verb == "save":
         transfer = store.save(keys, [payload(key, size) for key in keys])
-        transfer.wait(WAIT_S)
+        transfer.wait(seconds)
         return Counter(str(outcome) for outcome in transfer.outcomes)
     buffers = [bytearray(size) for _ in keys]
     transfer = store.load(keys, buffers)
-    transfer.wait(WAIT_S)
+    transfer.wait(seconds)
     found = Counter(str(outcome) for outcome in transfer.outcomes)
     for key, buffer, outcome in zip(keys, buffers, transfer.outcomes, strict=True):
         found["WRONG"] += outcome is Outcome.HIT and buffer != payload(key, size)
@@ -40,9 +41,17 @@ def obey(store: Store, line: str) -> object:
     """Do one thing; returns what to print."""
     verb, *rest = line.split()
     if verb in ("save", "load"):
-        tag, count, size = rest
-        found = outcomes_of(store, verb, tag, int(count), int(size))
+        tag, count, size, *seconds = rest
+        found = outcomes_of(store, verb, tag, int(count), int(size), *map(float, seconds))
         return " ".join(f"{name}={number}" for name, number in sorted(found.items()))
+    try:
+        return look_after(store, verb, rest)
+    except StorageError as error:
+        return f"StorageError: {error}"
+
+
+def look_after(store: Store, verb: str, rest: list[str]) -> object:
+    """The verbs that may say that the medium failed; returns what to print."""
     if verb == "held":
         tag, count = rest
         return int(store.lookup(make_keys(int(count), tag)).mask.sum())
