@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -137,3 +138,23 @@ def test_a_server_finds_everything_after_a_restart(start_server: Callable[[], Ca
     assert status["stored_object_count"] == 32
     assert status["locked_key_count"] == 0
     assert status["failures"] == {}
+
+
+def test_connect_prints_flags_that_this_lmcache_takes_and_tries_them(host: Host, pool: Path) -> None:
+    rewarm = [str(ENVIRONMENT / "bin" / "rewarm"), "connect", "lmcache", f"{pool}?capacity=64MiB", "--check", "--json"]
+    result = subprocess.run(
+        [*rewarm, "--namespace", "tests"],
+        env=environment(host.version),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    answer = json.loads(result.stdout)
+    assert result.returncode == 0, answer["checks"]
+    assert answer["version"].startswith(host.version)
+    assert [check["part"] for check in answer["checks"]] == ["LMCache", "interface", "namespace", "store and load"]
+    words = shlex.split(answer["command"].replace("\\\n", " "))
+    assert run(
+        host.version, "bench", "l2", *words[words.index("--l2-adapter") :], "--num-keys", "4", "--no-skip-verify"
+    )

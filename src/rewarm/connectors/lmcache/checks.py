@@ -5,13 +5,13 @@ The pool is made where there is none, as by the first start. The object lies in 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
 import select
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ def _made(adapter: dict[str, Any], memory: np.ndarray[Any, Any]) -> Any:
     adapters = importlib.import_module("lmcache.v1.distributed.l2_adapters")
     config = importlib.import_module("lmcache.v1.distributed.l2_adapters.config")
     describe = importlib.import_module("lmcache.v1.distributed.internal_api").L1MemoryDesc
-    parsed = config.parse_args_to_l2_adapters_config(argparse.Namespace(l2_adapter=[json.dumps(adapter)]))
+    parsed = config.parse_args_to_l2_adapters_config(SimpleNamespace(l2_adapter=[json.dumps(adapter)]))
     return adapters.create_l2_adapter(parsed.adapters[0], describe(memory.ctypes.data, memory.nbytes, 4096))
 
 
