@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rewarm.cli.connect_lmcache import lmcache
+from rewarm.cli.connect_others import sglang, transformers
 from rewarm.cli.connect_output import answer
 from rewarm.cli.output import Output, output_options
 from rewarm.cli.parameters import SIZE, STORE_URL
@@ -59,3 +60,5 @@ def vllm(
 
 
 command.add_command(lmcache)
+command.add_command(sglang)
+command.add_command(transformers)

@@ -167,15 +167,20 @@ def _probe(model: Any, ids: list[int]) -> Any:
     return cache
 
 
-def _layer(index: int, layer: Any, model: str) -> Layer:
-    """What a layer holds after a probe. Exact types: a subclass keeps more than tokens."""
-    window = layer.sliding_window - 1 if type(layer) is _caches.DynamicSlidingWindowLayer else 0
-    if not window and type(layer) is not _caches.DynamicLayer:
+def check_kind(index: int, layer: Any, model: str) -> None:
+    """Raise `ConfigError` for a layer that keeps more than tokens, or something else: exact types only."""
+    if type(layer) not in (_caches.DynamicLayer, _caches.DynamicSlidingWindowLayer):
         raise ConfigError(
             f"layer {index} of {model} is a {type(layer).__name__}, which keeps no plain KV of tokens: not supported; "
             "supported are layers of full and of sliding-window attention"
         )
+
+
+def _layer(index: int, layer: Any, model: str) -> Layer:
+    """What a layer holds after a probe."""
+    check_kind(index, layer, model)
     if layer.get_seq_length() != 2 or layer.keys.shape[:1] != (1,):
         raise ConfigError(f"layer {index} of {model} does not use the cache that it is given: not supported")
+    window = layer.sliding_window - 1 if layer.is_sliding else 0
     heads, _, key_width = layer.keys.shape[1:]
     return Layer(index, window, heads, key_width, layer.values.shape[3], layer.keys.dtype, layer.keys.device)

