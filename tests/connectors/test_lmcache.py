@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from tests.connectors import fake_lmcache
 from tests.connectors.conftest import write_weights
 from tests.connectors.fake_lmcache import item, key
 
+from rewarm.cli.group import main
 from rewarm.connectors.lmcache import waiting
 from rewarm.connectors.lmcache.keys import OPAQUE, layout_of, name_of, read_options
 from rewarm.connectors.lmcache.launch import launch
@@ -357,3 +359,13 @@ def test_a_load_that_is_late_is_answered_after_its_release_and_hides_its_objects
     assert adapter.query_load_result(task).bits == [False, False]
     assert adapter.report_status()["failures"] == {"load: timed_out": 2}
     assert set(adapter._hidden) == set(keys)
+
+
+def test_the_command_says_where_it_must_run() -> None:
+    result = CliRunner().invoke(main, ["connect", "lmcache", "/mnt/kv", "--namespace", "n", "--check", "--json"])
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert answer["l2_adapter"]["class_name"] == "RewarmL2Adapter"
+    assert not answer["checks"][0]["ok"]
+    assert "LMCache is not installed here" in answer["checks"][0]["what"]
+    assert "Run it in LMCache's own environment" in result.stderr
