@@ -59,11 +59,57 @@ def test_a_file_says_the_same_as_flags_and_flags_win(tmp_path: Path) -> None:
         ({"gpus": 0}, "'gpus' must be from 1"),
         ({"repeats": 0}, "'repeats' must be from 1"),
         ({"seed": -1}, "'seed' must be from 0"),
+        ({"servers": {"s": "http://a/v1"}}, "measures targets or servers, each by a job of its own"),
+        ({"shape": "wafe"}, "Invalid enum value 'wafe'"),
+        ({"shape": "open"}, "shape 'open' and 'requests_per_s' go together"),
+        ({"requests_per_s": 3.0}, "shape 'open' and 'requests_per_s' go together"),
+        ({"shape": "trace"}, "shape 'trace' and 'trace' go together"),
+        ({"think_s": 1.0}, "'think_s' belongs to the shape 'closed'"),
+        ({"think_s": "1 parsec"}, "parsec"),
+        ({"shape": "closed", "rounds": 0}, "'rounds' must be from 1"),
+        ({"shape": "closed", "sessions": 40}, "cannot fill a closed of 32, which needs 128"),
+        ({"objective": "ttft_p95 <= 2 s"}, "unknown figure 'ttft_p95'; did you mean"),
+        ({"fresh_requests_per_s": 1.0}, "belong to servers"),
+        ({"write_bytes_per_s": "fast"}, "cannot read 'fast' as a rate"),
+        ({"output_tokens": 0}, "'output_tokens' must be from 1"),
     ],
 )
 def test_a_slip_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         make_job({**JOB, **change}, "here")
+
+
+SERVERS = {"tokens": 2048, "servers": {"vllm": {"url": "http://a:8000/v1"}}}
+
+
+def test_a_job_of_servers_needs_no_model() -> None:
+    job = make_job({**SERVERS, "think_s": "2s", "shape": "closed", "timeout_s": "5min"}, "here")
+    assert (job.model, job.think_s, job.timeout_s, job.session_count) == ("", 2.0, 300.0, 128)
+    assert (job.servers["vllm"].api, job.servers["vllm"].cold, job.populate, job.recompute) == (
+        "chat",
+        None,
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"url": "localhost:8000"}, "begins with http:// or https://"),
+        ({"urll": "http://a"}, "server 'vllm': unknown key 'urll'; did you mean 'url'?"),
+        ({"cold": "restart"}, "cold by restart needs 'restart'"),
+        ({"cold": "warm"}, "Invalid enum value 'warm'"),
+        ({"api": "chatt"}, "Invalid enum value 'chatt'"),
+        ({"cache_tokens": 0}, "'cache_tokens' must be from 1"),
+        ({"connections": 0}, "'connections' must be from 1"),
+    ],
+)
+def test_a_slip_in_a_server_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        make_job({**SERVERS, "servers": {"vllm": {"url": "http://a", **change}}}, "here")
+    with pytest.raises(ConfigError, match="'write_bytes_per_s' belongs to targets"):
+        make_job({**SERVERS, "write_bytes_per_s": 1e9}, "here")
 
 
 def test_a_file_that_is_no_job_is_named(tmp_path: Path) -> None:
@@ -76,7 +122,8 @@ def test_a_file_that_is_no_job_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
 def test_the_examples_are_jobs(path: Path) -> None:
-    assert read_job(path).targets
+    job = read_job(path)
+    assert job.targets or job.servers
     assert 10 <= len(path.read_text().splitlines()) <= 20
 
 

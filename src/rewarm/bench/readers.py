@@ -9,10 +9,11 @@ from typing import Protocol
 from rewarm.bench.destination import Destinations
 from rewarm.bench.payload import Payload
 from rewarm.bench.pools import Pool
-from rewarm.bench.wave import Wave, WaveReading
+from rewarm.bench.wave import Wave, WaveReading, warm_up
 from rewarm.store.contract import Store
 from rewarm.workload.job import Job
 from rewarm.workload.sessions import Sessions
+from rewarm.workload.shapes import schedule
 
 
 class Readers(Protocol):
@@ -46,20 +47,25 @@ class LocalReaders:
         self._pools = pools
         self._sessions = sessions
         self._payload = payload
-        self._destinations = Destinations(sessions.lengths, max(job.concurrency), budget_bytes)
+        self._destinations = Destinations(sessions.lengths, job.requests(max(job.concurrency)), budget_bytes)
         self._stores: dict[str, Store] = {}
 
     def open(self, stack: ExitStack, opened: Callable[[str, Store], None]) -> None:
         """Open every target; `stack` closes them, `opened` hears the name and the store of each."""
         for name, target in self._job.targets.items():
             self._stores[name] = stack.enter_context(self._pools[name].reader(target))
+            warm_up(self._stores[name], self._sessions, self._payload)
             opened(name, self._stores[name])
 
     def wave(self, name: str, concurrency: int, advance: Callable[[float], None]) -> WaveReading:
         """See `Readers`."""
         together = self._job.targets[name].order == "together"
         store = self._stores[name]
-        wave = Wave(store, self._sessions, self._payload, self._destinations, concurrency, advance, together=together)
+        clients = None if self._job.shape == "wave" else schedule(self._job, concurrency)
+        wave = Wave(
+            store, self._sessions, self._payload, self._destinations, concurrency, advance, together=together,
+            clients=clients,
+        )  # fmt: skip
         return wave.run(self._pools[name].device_number)
 
     def devices(self, name: str) -> tuple[str, list[str]]:
@@ -69,4 +75,4 @@ class LocalReaders:
 
     def sliced(self, concurrency: int) -> bool:
         """See `Readers`."""
-        return not self._destinations.region(concurrency).whole
+        return not self._destinations.region(self._job.requests(concurrency)).whole

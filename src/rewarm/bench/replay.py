@@ -19,6 +19,7 @@ from rewarm.bench.ceiling import PATTERNS, CeilingReading, Pattern, best, measur
 from rewarm.bench.cold import Claim, judge, working_set_note
 from rewarm.bench.destination import MEMORY_SHARE, available_memory
 from rewarm.bench.host import host_facts, package_version
+from rewarm.bench.interference import writing
 from rewarm.bench.payload import Payload
 from rewarm.bench.pools import Pool, open_pool
 from rewarm.bench.populate import populate
@@ -35,6 +36,8 @@ from rewarm.units import format_rate
 from rewarm.workload.job import Job
 from rewarm.workload.sessions import Sessions, block_lengths, block_ranks
 
+WRITTEN_SHARE = 0.9
+"""Writes beside a cell that reach less than this share of their rate are worth a note."""
 RATE_MARGIN = 1.05
 """An emulated rate needs a medium at least this much faster."""
 
@@ -104,9 +107,12 @@ def run_job(
 def _local_readers(run: _Run, budget: int) -> LocalReaders | None:
     """This process as the reader of all ranks: where there is one only, or a store that no other process can see."""
     several = len(set(_block_ranks(run.job))) > 1
-    if several and all(pool.folder for pool in run.pools.values()):
+    seen = all(pool.folder for pool in run.pools.values())
+    if several and seen and run.job.shape == "wave":
         return None
-    if several:
+    if several and seen:
+        run.notes.append(f"shape {run.job.shape}: requests come one by one, and one process restores all ranks' blocks")
+    elif several:
         run.notes.append("memory: is seen by this process alone, so it restores the blocks of all ranks")
     return LocalReaders(run.job, run.pools, run.sessions, run.payload, budget)
 
@@ -174,10 +180,18 @@ def _round(run: _Run, readers: Readers, repeat: int, stages: Stages) -> None:
     _measure_ceilings(run, repeat)
     for concurrency in job.concurrency:
         for name in job.targets:
-            label = f"repeat {repeat + 1} of {job.repeats}: {concurrency} restores from {_label(job, name)}"
-            with stages(label, concurrency * run.sessions.bytes_per_session) as progress:
+            count, folder = job.requests(concurrency), run.pools[name].folder
+            label = f"repeat {repeat + 1} of {job.repeats}: {count} restores from {_label(job, name)}"
+            with stages(label, count * run.sessions.bytes_per_session) as progress:
                 run.pools[name].make_cold()
-                run.cells.append(_book(run, name, repeat, readers.wave(name, concurrency, progress.advance)))
+                with writing(folder and folder.parent, job.write_bytes_per_s) as written:
+                    reading = readers.wave(name, concurrency, progress.advance)
+                run.cells.append(_book(run, name, concurrency, repeat, reading))
+            if written.bytes_per_s < job.write_bytes_per_s * WRITTEN_SHARE:
+                run.notes.append(
+                    f"{_label(job, name)} at {concurrency}, repeat {repeat + 1}: the medium took only "
+                    f"{format_rate(written.bytes_per_s)} of the writes beside the restores"
+                )
 
 
 def _measure_ceilings(run: _Run, repeat: int) -> None:
@@ -220,7 +234,7 @@ def _label(job: Job, name: str) -> str:
     return name if job.targets[name].emulated_bytes_per_s is None else f"{name} (emulated)"
 
 
-def _book(run: _Run, name: str, repeat: int, wave: WaveReading) -> Cell:
+def _book(run: _Run, name: str, concurrency: int, repeat: int, wave: WaveReading) -> Cell:
     job, pool, restores = run.job, run.pools[name], wave.restores
     payload_bytes = sum(restore.hit_bytes for restore in restores)
     claim = Claim(payload=payload_bytes, padding=wave.padding_bytes, log=wave.log_bytes)
@@ -232,7 +246,7 @@ def _book(run: _Run, name: str, repeat: int, wave: WaveReading) -> Cell:
     return Cell(
         target=name,
         emulated=job.targets[name].emulated_bytes_per_s is not None,
-        concurrency=len(restores),
+        concurrency=concurrency,
         repeat=repeat,
         ttft_s=percentiles([_ttft_s(restore, modelled_s) for restore in restores]),
         modelled_s=modelled_s,
@@ -257,9 +271,9 @@ def _book(run: _Run, name: str, repeat: int, wave: WaveReading) -> Cell:
             device=wave.counted.device_read_bytes,
         ),
         device=wave.device,
-        recompute=run.prefiller.wave(
-            len(restores), run.restored_tokens, job.new_tokens, run.sessions.bytes_per_session
-        ),
+        recompute=run.prefiller.wave(len(restores), run.restored_tokens, job.new_tokens, run.sessions.bytes_per_session)
+        if job.shape == "wave"
+        else None,
         requests=[_request(restore, modelled_s, len(run.sessions.lengths)) for restore in restores],
     )
 
@@ -280,6 +294,7 @@ def _request(restore: Restore, modelled_s: float, blocks: int) -> Request:
         submitted_s=restore.submitted_s,
         first_byte_s=restore.first_byte_s,
         last_byte_s=restore.last_byte_s if restore.hits else None,
+        intended_s=restore.intended_s,
     )
 
 
