@@ -31,8 +31,8 @@ PACE_S = 0.02
 """Time over which the medium's rate is taken."""
 
 SLOWER_S = 0.5
-"""Time in which the bytes in flight follow a lower rate. Beside a busy thread the loop looks late and sees little in one
-moment and much in the next: a budget that followed at once would let the queue run dry."""
+"""Time in which the bytes in flight follow a lower rate. Beside a busy thread the loop looks late, and sees little in
+one moment and much in the next: a budget that followed at once would let the queue run dry."""
 
 Job = TypeVar("Job")
 
