@@ -126,7 +126,7 @@ def test_a_damaged_log_is_named_once(pool: Path) -> None:
     with open_pool(pool) as store:
         save(store, make_keys(3, "more"))
     logs = sorted((pool / "writers").glob("*/*.log"))
-    damage(logs[0], PAGE + 200)
+    damage(logs[0], 2 * PAGE + 200)
     first, fixed, after = check_and_fix(pool)
     assert kinds(first) == kinds(fixed) == ["damaged_log"]
     assert fixed.clean

@@ -18,8 +18,9 @@ from rewarm.store.capacity import (
     SPENT_LOG_S,
     Usage,
     could_fit,
-    excess_bytes,
     fits,
+    is_pressed,
+    target_bytes,
 )
 from rewarm.store.contract import Outcome, Store
 from rewarm.store.opening import open_store
@@ -75,17 +76,24 @@ MIB = 1 << 20
 
 def test_eviction_begins_above_the_high_mark_and_ends_at_the_low_one() -> None:
     high, low = int(HIGH_MARK * 1000) * MIB, int(LOW_MARK * 1000) * MIB
-    assert excess_bytes(POOL, usage(high - MIB), MIB) == 0
-    assert excess_bytes(POOL, usage(high), MIB) == high + MIB - low
-    assert excess_bytes(POOL, usage(low), MIB) == 0
+    assert not is_pressed(POOL, usage(high - MIB), MIB)
+    assert is_pressed(POOL, usage(high), MIB)
+    assert target_bytes(POOL, usage(high), MIB, pressed=True) == low
+    assert target_bytes(POOL, usage(low), MIB, pressed=True) == low
+    assert target_bytes(POOL, usage(high - MIB), MIB, pressed=False) == high - MIB
+
+
+def test_the_capacity_holds_whatever_the_marks_say() -> None:
+    assert target_bytes(POOL, usage(900 * MIB), 200 * MIB, pressed=False) == 800 * MIB
+    assert target_bytes(POOL, usage(900 * MIB), 2000 * MIB, pressed=False) == 0, "never more than there is"
 
 
 def test_the_file_system_keeps_its_floor() -> None:
     total = 1 << 40
     floor = int(FREE_FLOOR * total)
-    assert excess_bytes(POOL, usage(500 * MIB, floor + MIB), MIB) == 0
-    assert excess_bytes(POOL, usage(500 * MIB, floor), MIB) in (MIB, MIB + 1)
-    assert excess_bytes(POOL, usage(500 * MIB, 0), MIB) == 501 * MIB, "never more than there is"
+    assert target_bytes(POOL, usage(500 * MIB, floor + MIB), MIB, pressed=False) == 500 * MIB
+    assert 500 * MIB - target_bytes(POOL, usage(500 * MIB, floor), MIB, pressed=False) in (MIB, MIB + 1)
+    assert target_bytes(POOL, usage(500 * MIB, 0), MIB, pressed=False) == 0, "never more than there is"
 
 
 def test_what_fits() -> None:
@@ -220,7 +228,7 @@ def test_pinned_segments_stay_and_a_pool_full_of_them_refuses(tmp_path: Path) ->
             assert used(tmp_path) <= CAPACITY
         assert outcome is FULL
         store.evict(0)
-        assert load(store, keys) == [HIT] * 240
+        assert store.lookup(keys).leading == 240
         for pin in pins:
             pin.release()
         assert save(store, make_keys(60, "free again")) == [STORED] * 60
@@ -274,17 +282,55 @@ def test_segments_of_the_dead_go_with_a_restart(tmp_path: Path) -> None:
         assert used(tmp_path) <= CAPACITY
 
 
-def test_segments_of_the_living_stay(tmp_path: Path) -> None:
-    theirs = make_keys(120, "theirs")
+def test_sealed_segments_of_the_living_go_in_their_turn_and_open_ones_stay(tmp_path: Path) -> None:
+    theirs, mine = make_keys(122, "theirs"), make_keys(200, "mine")
     with open_pool(tmp_path) as living, open_pool(tmp_path) as store:
-        save(living, theirs)
-        save(store, make_keys(400, "mine"))
-        assert load(living, theirs) == [HIT] * 120
-        assert used(tmp_path) <= CAPACITY
-        assert store.evict(0) > 0, "unless one is told to: then sealed ones of anybody"
+        assert save(living, theirs) == [STORED] * 122
+        store.refresh()
+        assert save(store, mine) == [STORED] * 200
         living.refresh()
-        assert living.lookup(theirs).mask.sum() <= 4
-        assert load(living, theirs).count(HIT) <= 4
+        kept = living.lookup(theirs).mask
+        assert not kept[:40].any(), "the oldest go, whoever wrote them"
+        assert kept[-2:].all(), "the segment that is being filled stays, however old"
+        assert load(store, mine) == [HIT] * 200
+        assert used(tmp_path) <= CAPACITY
+        assert store.evict(0) > 0
+        living.refresh()
+        assert living.lookup(theirs).mask.sum() == 2
+        assert load(living, theirs).count(HIT) == 2
+
+
+def test_what_was_read_is_kept_for_another_turn(tmp_path: Path) -> None:
+    keys = make_keys(64)
+    with open_pool(tmp_path) as store:
+        assert save(store, keys) == [STORED] * 64
+        for _ in range(2):
+            assert load(store, [keys[0], keys[5], keys[6]]) == [HIT] * 3
+        assert load(store, [keys[6]]) == [HIT]
+        assert save(store, make_keys(190, "more")) == [STORED] * 190
+        store.flush()
+        kept = store.lookup(keys).mask
+        assert kept[0], "it was read"
+        assert not kept[1:4].any()
+        assert kept[6], "it was read most in its segment"
+        assert not kept[5], "a quarter of a segment is kept, no more"
+        assert load(store, [keys[0], keys[6]]) == [HIT] * 2
+        assert save(store, make_keys(230, "still more")) == [STORED] * 230
+        assert used(tmp_path) <= CAPACITY
+
+
+def test_damaged_or_lost_blocks_are_not_kept(tmp_path: Path) -> None:
+    keys = make_keys(64)
+    with open_pool(tmp_path) as store:
+        assert save(store, keys) == [STORED] * 64
+        assert load(store, keys) == [HIT] * 64
+        first, *_, last = sorted((tmp_path / "writers").glob("*/*.seg"))
+        with open(first, "r+b") as file:
+            file.write(bytes(SEGMENT))
+        assert set(save(store, make_keys(190, "more"))) == {STORED}
+        store.flush()
+        assert not store.lookup(keys[:4]).mask.any()
+        assert last.exists()
 
 
 def test_a_segment_whose_log_is_lost_can_go(tmp_path: Path) -> None:

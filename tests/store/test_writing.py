@@ -101,7 +101,7 @@ def test_a_failed_sync_seals_nothing(faulty: FaultyStore, tmp_path: Path) -> Non
     assert len(list((tmp_path / "writers").glob("*/*.seg"))) > 3
     (log,) = (tmp_path / "writers").glob("*/*.log")
     kinds = {frame.kind for _, frame in scan_frames(memoryview(log.read_bytes()))}
-    assert kinds == {Kind.OPEN, Kind.ENTRIES}
+    assert kinds == {Kind.OPEN, Kind.COUNTER, Kind.ENTRIES}
     assert load(faulty.store, keys, SIZE) == [HIT] * 300
 
 

@@ -35,6 +35,7 @@ class Appender:
 
     def ensure_writer(self) -> Writer:
         """This handle's writer, made now if there is none. Raises `OSError`."""
+        self._leave_removed()
         if self.writer is None:
             self.writer = self._side.new_writer()
         return self.writer
@@ -50,27 +51,54 @@ class Appender:
         if self.target is None and self.writer is not None and self.writer.log.offset > self.writer.segment_bytes:
             self._start_over()
         if self.target is None:
-            writer = self.ensure_writer()
-            unsealed_bytes = len(self._open) * PAGE  # Each will be named in the log once more.
-            need = max(writer.segment_bytes, length) + writer.log_bytes
-            if not self._side.make_room(need + unwritten_bytes + unsealed_bytes):
-                return None
-            try:
-                self.target = writer.new_segment()
-            except OSError as error:
-                if error.errno not in FULL or not self._side.make_room(writer.segment_bytes, full=True):
-                    raise
-                self.target = writer.new_segment()
-            self._open.add(self.target)
+            self.target = self._open_segment(length, unwritten_bytes)
         return self.target
 
+    def _open_segment(self, length: int, unwritten_bytes: int) -> OpenSegment | None:
+        """Room first, then the segment, then a second look: its file tells others of the room that it takes."""
+        writer = self.ensure_writer()
+        unsealed_bytes = len(self._open) * PAGE  # Each will be named in the log once more.
+        need = max(writer.segment_bytes, length) + writer.log_bytes + unwritten_bytes + unsealed_bytes
+        if not self._side.make_room(need):
+            return None
+        try:
+            target = self.ensure_writer().new_segment()
+        except OSError as error:
+            if error.errno not in FULL or not self._side.make_room(writer.segment_bytes, full=True):
+                raise
+            target = self.ensure_writer().new_segment()
+        self._open.add(target)
+        if not self._side.make_room(need - PAGE):  # Somebody opened one at the same moment.
+            target.segment.gone = target.abandoned = True
+            os.unlink(target.segment.path)
+            self.seal(target)
+            return None
+        return target
+
     def _leave_removed(self) -> None:
-        """Go on in other files where somebody removed ours: what is appended to them would be lost."""
+        """Go on in other files where somebody removed ours or may take us for dead: what is appended there is lost."""
         if self.target is not None and not os.fstat(self.target.descriptor).st_nlink:
             self.abandon()
-        if self.writer is not None and self.writer.removed():
+        if self.writer is not None and (self.writer.late() or self.writer.removed()):
+            self.leave(self.writer)
+
+    def leave(self, writer: Writer) -> None:
+        """Append nothing more under this id; go on under a new one. Its files are like those of any other writer."""
+        writer.lose()
+        if writer is self.writer:
             self.abandon()
             self._start_over()
+        self._side.left(writer.id)
+
+    def count(self) -> int:
+        """Renew the lease, unless something else has or it is too late; returns log bytes. Raises `OSError`."""
+        writer, written = self.writer, 0
+        if writer is not None and writer.late():
+            self.leave(writer)
+        elif writer is not None and writer.should_count():
+            written = writer.count()
+            self._side.counters.add(bytes_log=written)
+        return written
 
     def _start_over(self) -> None:
         """Go on as another writer. The log of one whose segments are all evicted can be removed, a living one's not."""
@@ -139,7 +167,7 @@ class Appender:
 
     def _announce_seal(self, target: OpenSegment, result: int) -> None:
         segment = target.segment
-        if result >= 0 and not segment.gone:
+        if result >= 0 and not segment.gone and not target.writer.late():
             with contextlib.suppress(OSError):
                 written = target.writer.announce(Kind.SEALED, segment.writer, segment.number, target.end)
                 self._side.counters.add(bytes_log=written)

@@ -4,79 +4,87 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rewarm.store import capacity
-from rewarm.store.capacity import Victims
+from rewarm.store.capacity import Meter, Victims
+from rewarm.store.keeping import KEPT_SHARE, Keeper
 from rewarm.store.layout import SEGMENT_GONE, Kind
+from rewarm.store.leases import Leases
 from rewarm.store.pool import NAMESPACES, FileFacts
 from rewarm.store.segments import Segment
 from rewarm.store.tailing import Shared, Tailer, remove_segments
-from rewarm.store.writer import remove_if_dead
+from rewarm.store.writer import remove_if_dead, remove_log
 from rewarm.store.writing import WriteLoop
 
 MEASURE_SHARE = 0.01
 """Share of the time that the poller may spend on measuring the pool."""
 
+PAUSE_S_MAX = 0.005
+"""Longest pause between two victims: several measurements of others, and a fraction of what filling a segment takes."""
+
 
 class Evictor:
     """Measures the pool and makes room in it."""
 
-    def __init__(self, shared: Shared, tailer: Tailer, writes: WriteLoop, *, local: bool) -> None:
+    def __init__(self, shared: Shared, tailer: Tailer, writes: WriteLoop, leases: Leases, keeper: Keeper) -> None:
         self._shared = shared
         self._tailer = tailer
         self._writes = writes
-        self._victims = Victims(shared.pool, shared.segments, tailer.own_writers, local=local)
+        self._leases = leases
+        self._keeper = keeper
+        self._meter = Meter(shared.pool, shared.segments)
+        self._victims = Victims(shared.pool, shared.segments, tailer.own_writers, leases)
         self.used_bytes = 0
         self._next_measure_s = 0.0
 
     def measure(self) -> capacity.Usage:
         """Count real bytes on disk. Raises `OSError`."""
         start_s = time.monotonic()
-        usage = capacity.measure(self._shared.pool)
+        usage = self._meter.measure()
         self.used_bytes = usage.used_bytes
         end_s = time.monotonic()
         self._next_measure_s = end_s + (end_s - start_s) / MEASURE_SHARE
         return usage
 
     def measure_if_cheap(self) -> None:
-        """For the poller: measure unless that was done just now."""
+        """For the poller: measure unless that was done just now, and take over the dead."""
         if time.monotonic() >= self._next_measure_s:
-            self.measure()
+            usage = self.measure()
+            # Who only reads leaves nothing behind.
+            if self._writes.appender.writer is not None:
+                self._victims.adopt_dead(usage)
 
     def make_room(self, need: int, *, full: bool) -> bool:
-        """Evict own and abandoned segments until `need` bytes fit. Raises `OSError`."""
-        usage = self.measure()
-        if not full:
-            need += self._victims.growth_of_others(usage)
-        excess = capacity.excess_bytes(self._shared.pool, usage, need)
+        """Evict segments of anybody until `need` bytes fit. Raises `OSError`."""
+        pool, usage = self._shared.pool, self.measure()
         if full:
-            excess = max(excess, need)
-        if excess:
-            victims = self._victims.own_or_abandoned(usage)
-            files = [file for file, _ in victims]
-            if not full and not capacity.could_fit(self._shared.pool, usage, need, files):
-                usage = self._measure_without_spent_logs(capacity.PRESSED_LOG_S)
-                if not capacity.could_fit(self._shared.pool, usage, need, files):
+            return self._evict(usage, lambda now: usage.used_bytes - need, again=False) > 0
+        pressed = capacity.is_pressed(pool, usage, need)
+        need += self._victims.growth_of_others(usage)
+        if capacity.target_bytes(pool, usage, need, pressed=pressed) < usage.used_bytes:
+            files = [file for file, _ in self._victims.of_anybody(usage)]
+            if not capacity.could_fit(pool, usage, need, files):
+                usage, _ = self._without_spent_logs(capacity.PRESSED_LOG_S)
+                if not capacity.could_fit(pool, usage, need, files):
                     return False
-            freed = self._drop(victims, excess)
-            usage = self._measure_without_spent_logs()
-            if full:
-                return freed > 0
-        return capacity.fits(self._shared.pool, usage, need)
+            self._evict(usage, lambda now: capacity.target_bytes(pool, now, need, pressed=pressed), again=True)
+            usage, _ = self._without_spent_logs()
+        return capacity.fits(pool, usage, need)
 
     def evict_to(self, to_bytes: int) -> int:
-        """Drop sealed segments of anybody until at most `to_bytes` are used; returns bytes freed."""
+        """Drop segments of anybody until at most `to_bytes` are used; returns bytes freed, those of spent logs too."""
         freed = 0
         usage = self.measure()
         # More than once where need be: the announcements themselves take space in the log.
         while usage.used_bytes > to_bytes:
-            step = self._drop(self._victims.any_sealed(usage), usage.used_bytes - to_bytes)
+            step = self._evict(usage, lambda now: to_bytes, again=False)
+            usage, logs = self._without_spent_logs()
+            freed += step + logs
             if not step:
                 break
-            freed += step
-            usage = self._measure_without_spent_logs()
         return freed
 
     def erase(self) -> int:
@@ -84,13 +92,14 @@ class Evictor:
         self._writes.appender.abandon()
         usage = self.measure()
         writers = self._tailer.writers_of(self._shared.namespace) | self._tailer.own_writers
-        freed = self._drop(self._victims.of_writers(usage, writers), usage.used_bytes, even_pinned=True)
+        victims = self._victims.of_writers(usage, writers)
+        freed = sum(self._drop(usage, file, segment, by_order=True) for file, segment in victims)
         for segment in [s for writer in writers for s in self._shared.segments.of_writer(writer)]:
             remove_segments(self._shared, [segment])
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._shared.pool.root / NAMESPACES / f"{self._shared.namespace.hex()}.json")
-        self._measure_without_spent_logs()
-        return freed
+        _, logs = self._without_spent_logs()
+        return freed + logs
 
     def announce_drops(self, drops: Sequence[tuple[Segment, int]]) -> int:
         """Name damaged copies in the log; returns how many. Raises `OSError`."""
@@ -101,38 +110,71 @@ class Evictor:
         self._shared.counters.add(bytes_log=writer.announce_damage(drops))
         return len(drops)
 
-    def _measure_without_spent_logs(self, age_s: float = capacity.SPENT_LOG_S) -> capacity.Usage:
-        """Measure again, after removing the logs of dead writers whose segments are all gone: they name nothing.
+    def _without_spent_logs(self, age_s: float = capacity.SPENT_LOG_S) -> tuple[capacity.Usage, int]:
+        """Measure again, without the logs of dead writers whose segments are all gone; and the bytes that these took.
 
         A log that says what is damaged is kept, so that nobody has to find out again.
         """
         usage = self.measure()
-        logs = self._victims.spent_logs(usage, self._tailer.droppers, age_s)
-        for file in logs:
-            remove_if_dead(self._shared.pool, file.writer, file.name)
-        return self.measure() if logs else usage
+        freed = sum(
+            self._remove_log(usage, file) for file in self._victims.spent_logs(usage, self._tailer.droppers, age_s)
+        )
+        return (self.measure(), freed) if freed else (usage, 0)
 
-    def _drop(self, victims: Sequence[tuple[FileFacts, Segment]], amount: int, *, even_pinned: bool = False) -> int:
-        """Announce and unlink victims in order until `amount` bytes are credited."""
+    def _remove_log(self, usage: capacity.Usage, file: FileFacts) -> int:
+        logs = capacity.logs_by_writer(usage)[file.writer]
+        with contextlib.suppress(OSError):
+            if self._leases.local and remove_if_dead(self._shared.pool, file.writer, file.name):
+                return file.bytes_on_disk
+            if self._leases.adopt(file.writer, logs):
+                remove_log(self._shared.pool, file.writer, file.name)
+                return file.bytes_on_disk
+        return 0
+
+    def _evict(self, usage: capacity.Usage, target: Callable[[capacity.Usage], int], *, again: bool) -> int:
+        """Drop one segment after another, measuring between them, until at most `target` bytes are used.
+
+        Returns bytes freed. With `again` blocks that this process has read since are kept by saving them anew. The
+        pause lets those that found the pool full at the same moment see what the others do.
+        """
         freed = 0
-        for file, segment in victims:
-            if freed >= amount:
+        for file, segment in self._victims.of_anybody(usage):
+            if usage.used_bytes <= target(usage):
                 break
-            if not os.access(segment.path.parent, os.W_OK | os.X_OK):
-                continue  # It cannot be removed, and goes on being served.
-            with self._shared.lock:
-                if segment.pins and not even_pinned:
-                    continue
-                remove_segments(self._shared, [segment])
-            # A full disk may refuse the announcement: readers then learn of it by a miss.
-            with contextlib.suppress(OSError):
-                writer = self._writes.appender.ensure_writer()
-                written = writer.announce(Kind.EVICTED, segment.writer, segment.number, SEGMENT_GONE)
-                self._shared.counters.add(bytes_log=written)
-            try:
-                os.unlink(segment.path)
-            except OSError:
-                continue
-            freed += file.bytes_on_disk
-            self._shared.counters.add(evicted_segments=1, evicted_bytes=file.bytes_on_disk)
+            freed += self._drop(usage, file, segment, again=again)
+            time.sleep(random.uniform(0, PAUSE_S_MAX))
+            usage = self.measure()
         return freed
+
+    def _drop(
+        self,
+        usage: capacity.Usage,
+        file: FileFacts,
+        segment: Segment,
+        *,
+        again: bool = False,
+        by_order: bool = False,
+    ) -> int:
+        """Announce and unlink one segment; returns bytes freed, 0 where somebody else was faster or it has to stay."""
+        if not os.access(segment.path.parent, os.W_OK | os.X_OK):
+            return 0  # It cannot be removed, and goes on being served.
+        if not by_order and not self._victims.may_drop(usage, segment):
+            return 0
+        kept = self._keeper.read(segment, file.bytes_on_disk // KEPT_SHARE) if again else None
+        with self._shared.lock:
+            if segment.pins and not by_order:
+                return 0
+            remove_segments(self._shared, [segment])
+        # A full disk may refuse the announcement: readers then learn of it by a miss.
+        with contextlib.suppress(OSError):
+            writer = self._writes.appender.ensure_writer()
+            written = writer.announce(Kind.EVICTED, segment.writer, segment.number, SEGMENT_GONE)
+            self._shared.counters.add(bytes_log=written)
+        try:
+            os.unlink(segment.path)
+        except OSError:
+            return 0
+        if kept:
+            self._keeper.save(kept)
+        self._shared.counters.add(evicted_segments=1, evicted_bytes=file.bytes_on_disk)
+        return file.bytes_on_disk

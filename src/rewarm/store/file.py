@@ -5,7 +5,6 @@ Any process may open the directory; each appends to files of its own and reads e
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,15 +33,18 @@ from rewarm.store.devices.select import Choice
 from rewarm.store.eviction import Evictor
 from rewarm.store.fallback import Fallback
 from rewarm.store.index import NO_ROW, Index, Places
+from rewarm.store.keeping import Keeper
+from rewarm.store.leases import Leases
 from rewarm.store.pool import Pool
 from rewarm.store.reading import ReadLoop
 from rewarm.store.requests import Failure, LoadJob
 from rewarm.store.saving import Command, Group, SaveJob
-from rewarm.store.segments import FileCache, Segment, SegmentPin, SegmentTable
+from rewarm.store.segments import FileCache, SegmentPin, SegmentTable
 from rewarm.store.settings import Settings, visibility_bound_s
 from rewarm.store.tailing import Tailer, read_flags
+from rewarm.store.tending import Tender
 from rewarm.store.transfer import BatchTransfer, Counters, settled_transfer
-from rewarm.store.writer import Writer, make_writer
+from rewarm.store.writer import Manner, Writer, make_writer
 from rewarm.store.writing import WriteLoop
 
 Wrap = Callable[[Device], Device]
@@ -87,15 +89,15 @@ class FileStore:
         except StorageError:
             self._reads.stop(CANCEL_S)
             raise
-        self._tailer = Tailer(self, self._own_segment_evicted)
-        self._evictor = Evictor(self, self._tailer, self._writes, local=not choice.network)
+        self._tender = Tender(settings, self._writes)
+        self._tailer = Tailer(self, self._tender.own_segment_evicted, self._tender.own_writer_adopted)
+        leases = Leases(pool, self._tailer, settings.lease_s, local=not choice.network)
+        self._evictor = Evictor(self, self._tailer, self._writes, leases, Keeper(self, self._queue_save))
         self._fallback = Fallback(self, self._tailer, self._name_damage)
-        self._stop_polling = threading.Event()
-        self._poller = threading.Thread(target=self._poll, name="rewarm-poll", daemon=True)
         try:
             self._tailer.refresh()
             self._evictor.measure()
-            self._poller.start()
+            self._tender.start(self._tailer, self._evictor)
         except (OSError, RuntimeError) as error:
             self.close()
             raise StorageError(f"cannot open {pool.root}: {error}") from error
@@ -130,6 +132,7 @@ class FileStore:
             transfer.release()
             return transfer
         self.counters.add(borrowed_bytes=int(borrowed.lengths.sum()))
+        self.index.note_reads(places.row[wanted])
         if not self._reads.put(LoadJob(transfer, list(keys), borrowed, places, wanted)):
             self.counters.add(borrowed_bytes=-int(borrowed.lengths.sum()))
             transfer.settle(wanted, Outcome.LOST_MEDIUM)
@@ -140,6 +143,9 @@ class FileStore:
         """Queue blocks for writing. True in `wait` means published, or already there; over budget is refused."""
         self._usable()
         check_keys(keys)
+        return self._queue_save(keys, buffers)
+
+    def _queue_save(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
         held, sizes = hold(buffers, len(keys))
         total = sum(sizes)
         if not total:
@@ -249,7 +255,7 @@ class FileStore:
             *self._reads.device_notes(),
             *self._writes.device_notes(),
             *([f"{unreadable} logs could not be read"] if unreadable else []),
-            *(["rewarm-poll: ended by a defect"] if not self._closed and not self._poller.is_alive() else []),
+            *(["rewarm-poll: ended by a defect"] if self._tender.ended() else []),
         ]
         return Stats(
             device=self.choice.name,
@@ -282,7 +288,7 @@ class FileStore:
         if self._closed or forks.count != self._forks:
             return
         self._closed = True
-        self._stop_polling.set()
+        self._tender.stop()
         deadline_s = time.monotonic() + self.settings.close_timeout_s
         ended = self._writes.stop(self.settings.close_timeout_s)
         if not ended:
@@ -292,8 +298,7 @@ class FileStore:
         ended &= self._reads.stop(max(deadline_s - time.monotonic(), CANCEL_S))
         if ended:
             self._arenas.clear()
-        if self._poller.is_alive() and self._poller is not threading.current_thread():
-            self._poller.join(max(deadline_s - time.monotonic(), CANCEL_S))
+        self._tender.join(max(deadline_s - time.monotonic(), CANCEL_S))
         self.files.close()
 
     def __enter__(self) -> FileStore:
@@ -320,10 +325,15 @@ class FileStore:
 
     def new_writer(self) -> Writer:
         """Make a writer for this handle. Raises `OSError`."""
-        writer = make_writer(self, self._tailer.own_writers, self._description, direct=self.choice.direct)
+        manner = Manner(self.choice.direct, self.sync_first, self.settings.lease_s)
+        writer = make_writer(self, self._tailer.own_writers, self._description, manner)
         if self._fallback.pending():
             self._writes.put(Command(self._write_drops, drained=False))
         return writer
+
+    def left(self, writer_id: str) -> None:
+        """Read what a writer of this handle has left behind as one reads that of others."""
+        self._tailer.own_writers.discard(writer_id)
 
     def make_room(self, need: int, *, full: bool = False) -> bool:
         """Evict until `need` bytes fit; `full` when the medium itself said so. Raises `OSError`."""
@@ -352,16 +362,6 @@ class FileStore:
         self._fallback.note([(self.segments.get(writer, number), offset) for writer, number, offset in damage])
         self._command(self._write_drops, drained=False)
 
-    def _own_segment_evicted(self, segment: Segment) -> None:
-        """Somebody removed a segment of ours: if it is the open one, go on in another."""
-
-        def roll() -> int:
-            if self._writes.appender.target is not None and self._writes.appender.target.segment is segment:
-                self._writes.appender.abandon()
-            return 0
-
-        self._writes.put(Command(roll, drained=False))
-
     def _command(self, action: Callable[[], int], *, drained: bool) -> int:
         self._usable()
         command = Command(action, drained=drained)
@@ -371,13 +371,6 @@ class FileStore:
             return command.future.result()
         except OSError as error:
             raise StorageError(f"{self.pool.root}: {error.strerror or error}") from error
-
-    def _poll(self) -> None:
-        while not self._stop_polling.wait(self.settings.poll_s):
-            # A directory that cannot be listed now is tried again at the next poll; loads report what they meet.
-            with contextlib.suppress(OSError, MisuseError):
-                self._tailer.refresh()
-                self._evictor.measure_if_cheap()
 
     def _usable(self) -> None:
         if self._closed:

@@ -42,6 +42,7 @@ class Index:
         self._length = np.empty(0, np.uint32)
         self._checksum = np.empty(0, "V16")
         self._other = np.empty(0, np.int32)
+        self._reads = np.empty(0, np.uint8)
         self._free: list[int] = []
 
     def __len__(self) -> int:
@@ -85,6 +86,27 @@ class Index:
             return row
         return int(self._other[row])
 
+    def note_reads(self, rows: npt.NDArray[np.int64]) -> None:
+        """Count that these rows, none of them -1, are read; up to 255 times."""
+        self._reads[rows] = np.minimum(self._reads[rows], 254) + 1
+
+    def most_read(self, slot: int) -> list[tuple[bytes, int, int, bytes]]:
+        """(key, offset, length, checksum) of the blocks of a segment that were read, those read most first.
+
+        A key that has another copy is left out.
+        """
+        used = len(self._keys)
+        rows = np.flatnonzero((self._segment[:used] == slot) & (self._reads[:used] > 0))
+        rows = rows[np.argsort(-self._reads[rows].astype(np.int16), kind="stable")]
+        places = self.places_of(rows)
+        facts = zip(places.offset.tolist(), places.length.tolist(), places.checksum, strict=True)
+        found = []
+        for row, (offset, length, checksum) in zip(rows.tolist(), facts, strict=True):
+            key = self._keys[row]
+            if key is not None and self._rows[key] == row and self._other[row] == NO_ROW:
+                found.append((key, offset, length, checksum))
+        return found
+
     def add(
         self,
         keys: list[bytes],
@@ -105,6 +127,7 @@ class Index:
         self._length[where] = lengths
         self._checksum[where] = checksums
         self._other[where] = NO_ROW
+        self._reads[where] = 0
         self._attach(keys, rows)
 
     def remove_segments(self, slots: Sequence[int]) -> int:
@@ -135,6 +158,19 @@ class Index:
         for row in rows:
             self._remove(row)
         return len(rows)
+
+    def keep_places(
+        self, slots: Sequence[int], kept_slots: npt.NDArray[np.int64], kept_offsets: npt.NDArray[np.uint64]
+    ) -> int:
+        """Forget what lies in the segments `slots` at other places than these; returns how many copies that were."""
+        used = len(self._keys)
+        rows = np.flatnonzero(np.isin(self._segment[:used], np.array(slots, np.uint32)))
+        here = (self._segment[rows].astype(np.uint64) << np.uint64(32)) | self._page[rows].astype(np.uint64)
+        kept = (kept_slots.astype(np.uint64) << np.uint64(32)) | (kept_offsets // np.uint64(PAGE))
+        gone = rows[~np.isin(here, kept)].tolist()
+        for row in gone:
+            self._remove(row)
+        return len(gone)
 
     def in_segment(self, slot: int) -> int:
         """Copies that lie in one segment."""
@@ -196,7 +232,7 @@ class Index:
 
     def _grow(self, needed: int) -> None:
         size = max(int(needed * GROWTH), ROWS_MIN)
-        for name in ("_segment", "_page", "_length", "_checksum", "_other"):
+        for name in ("_segment", "_page", "_length", "_checksum", "_other", "_reads"):
             old = getattr(self, name)
             new = np.empty(size, old.dtype)
             new[: len(old)] = old

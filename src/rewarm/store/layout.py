@@ -30,6 +30,7 @@ SEGMENT_GONE = (1 << 64) - 1
 _HEADER = struct.Struct("<8sIHHQQ16s32sIHHQ32x")
 _SEGMENT = struct.Struct("<8sII16s16sQ")
 _OPEN = struct.Struct("<16sQQ")
+_COUNTER = struct.Struct("<Q")
 assert _HEADER.size == HEADER_BYTES
 
 REFERENCE = np.dtype([("writer", "V16"), ("segment", "<u4"), ("generation", "<u4"), ("offset", "<u8")])
@@ -85,6 +86,10 @@ class Frame(msgspec.Struct, frozen=True):
         records = np.frombuffer(self.body, REFERENCE, self.count)
         return [(bytes(writer), segment, offset) for writer, segment, _, offset in records.tolist()]
 
+    def lease_s(self) -> float | None:
+        """The lease that a COUNTER frame names, seconds; None where it names none."""
+        return float(_COUNTER.unpack_from(self.body)[0] / 1000) if self.count else None
+
     def opening(self) -> tuple[bytes, int, int]:
         """Record of an OPEN frame: (pool id, capacity bytes, segment bytes)."""
         pool_id, capacity, segment = _OPEN.unpack_from(self.body)
@@ -133,6 +138,11 @@ REFERENCES_PER_FRAME = (FRAME_BYTES_MAX - HEADER_BYTES - TRAILER_BYTES) // _REFE
 def encode_open(pool_id: bytes, capacity: int, segment: int) -> bytes:
     """Record of an OPEN frame."""
     return _OPEN.pack(pool_id, capacity, segment)
+
+
+def encode_counter(lease_s: float) -> bytes:
+    """Record of a COUNTER frame."""
+    return _COUNTER.pack(int(lease_s * 1000))
 
 
 def encode_reference(writer: bytes, segment: int, offset: int) -> bytes:

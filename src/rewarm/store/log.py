@@ -1,11 +1,16 @@
-"""Index logs: reading what is new in one, appending to one's own."""
+"""Index logs: reading what is new in one, appending to one's own, going on in another."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from rewarm.store import layout
 from rewarm.store.buffers import aligned_region
@@ -14,6 +19,16 @@ from rewarm.store.pool import Pool, close_file
 
 READ_BYTES = 4 * FRAME_BYTES_MAX
 """One read of a log: several of the largest frames, so that a million entries are some twenty reads."""
+
+Position = tuple[int, int]
+"""(number of a log, byte offset in it)."""
+
+
+class AdoptedEnd(msgspec.Struct, frozen=True):
+    """Content of the marker of adoption: the dead writer's frames count up to this place, whatever follows it."""
+
+    log: int
+    end: int
 
 
 class LogTail:
@@ -29,12 +44,35 @@ class LogTail:
         self.listed = False
         self.missing: set[int] = set()
         self.changed_ns = 0
+        self.seen_s = time.monotonic()
+        """When this process last saw something new in it, by its own clock."""
+        self.lease_s: float | None = None
+        self.adopted = False
+        self.end: Position | None = None
+        self.rolled_to = 0
+        self.kept: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]] | None = None
+        """While a log is read that replaces all entries of its writer: (slots, offsets) of those that it has."""
+
+    @property
+    def position(self) -> Position:
+        """Where the next frame is expected."""
+        return self.epoch, self.offset
 
     def rewind(self) -> None:
         """Begin again: files may have come back, or gone."""
-        self.offset = self.sequence = 0
+        self.offset = self.sequence = self.rolled_to = 0
         self.skips = []
         self.listed = False
+
+    def go_on_in(self, epoch: int) -> None:
+        """Go on at the beginning of another log, whose entries replace all that this writer had."""
+        self.rewind()
+        self.epoch = epoch
+        self.kept = []
+
+    def may_take(self, frame: Frame) -> bool:
+        """False for what was appended after the writer had been adopted."""
+        return self.end is None or (self.epoch, self.offset + frame.bytes_total) <= self.end
 
 
 class LogReader:
@@ -54,21 +92,29 @@ class LogReader:
         self._bytes += count
         return count
 
-    def frames(self, descriptor: int, tail: LogTail) -> Iterator[Frame]:
+    def frames(self, descriptor: int, tail: LogTail, before: Callable[[], None] = lambda: None) -> Iterator[Frame]:
         """New valid frames as they lie; each is usable until the next is asked for. Advances `tail`. Raises `OSError`.
 
         A frame is taken whatever its sequence: nothing in a file is rewritten, so one out of order was moved by damage,
-        and frames say the same in any order.
+        and frames say the same in any order. `before` is called when frames were read, before any of them is taken.
         """
         while True:
             count = self._read(descriptor, tail.offset)
             data = self._buffer[:count]
             at = 0
-            while (frame := self._next(data, at, tail)) is not None:
+            frame = self._next(data, at, tail)
+            if frame is not None:
+                before()
+            while frame is not None:
+                if not tail.may_take(frame):
+                    return
                 at += frame.bytes_total
                 tail.offset += frame.bytes_total
                 tail.sequence = max(tail.sequence, frame.sequence)
                 yield frame
+                if tail.rolled_to:
+                    return
+                frame = self._next(data, at, tail)
             if at:
                 continue
             if count < PAGE or not self._skip_damage(descriptor, tail):
@@ -108,41 +154,61 @@ def _next_data(descriptor: int, at: int) -> int:
         return -1 if error.errno == errno.ENXIO else at
 
 
-class LogWriter:
-    """Appends frames to the log of one writer; used by its write loop only.
+def log_name(epoch: int) -> str:
+    """File name of a log."""
+    return f"{epoch:08d}.log"
 
-    Frames are written one after another at explicit offsets. After a failed write the offset moves on, so that what
-    may have reached the medium of the failed frame is never written over.
+
+class LogWriter:
+    """Appends frames to one log of one writer; used by its write loop only.
+
+    Frames are written one after another at explicit offsets, never with O_APPEND. After a failed write the offset moves
+    on, so that what may have reached the medium of the failed frame is never written over. With `sync` each frame is
+    synced before it counts, for media that acknowledge from a cache.
     """
 
-    def __init__(self, pool: Pool, writer: str, *, direct: bool) -> None:
+    def __init__(
+        self, pool: Pool, writer: str, *, direct: bool, sync: bool = False, epoch: int = 1, sequence: int = 0
+    ) -> None:
         self.writer = bytes.fromhex(writer)
-        self.path: Path = pool.writers / writer / "00000001.log"
+        self.path: Path = pool.writers / writer / log_name(epoch)
         self.descriptor = pool.create_file(self.path, os.O_RDWR | (os.O_DIRECT if direct else 0))
-        self.epoch = 1
+        self.epoch = epoch
         self.offset = 0
         self.frames = 0
-        self._sequence = 0
+        self.sequence = sequence
+        self.signed_s = 0.0
+        """When the last frame that arrived was begun (`now_s`)."""
+        self._sync = sync
         self._buffer = aligned_region(FRAME_BYTES_MAX)
 
     def append(
         self, kind: Kind, records: bytes, count: int, *, namespace: bytes = bytes(32), key_bytes: int = 0
     ) -> int:
         """Write one frame; returns its bytes. Raises `OSError` when it did not reach the medium's side whole."""
-        self._sequence += 1
+        self.sequence += 1
         frame = layout.encode_frame(
-            kind, self.epoch, self._sequence, self.writer, records, count, namespace=namespace, key_bytes=key_bytes
+            kind, self.epoch, self.sequence, self.writer, records, count, namespace=namespace, key_bytes=key_bytes
         )
         at = self.offset
         self.offset += len(frame)
         view = self._buffer.data[: len(frame)]
         view[:] = frame
+        begun_s = now_s()
         written = os.pwritev(self.descriptor, [view], at)
         if written != len(frame):
             raise OSError(errno.ENOSPC, "short write to the index log")
+        if self._sync:
+            os.fdatasync(self.descriptor)
         self.frames += 1
+        self.signed_s = begun_s
         return len(frame)
 
     def close(self) -> None:
         """Close the descriptor."""
         close_file(self.descriptor)
+
+
+def now_s() -> float:
+    """Seconds of a clock that goes on while the machine sleeps: a writer that slept is late, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

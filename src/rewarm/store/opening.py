@@ -24,7 +24,18 @@ from rewarm.store.settings import Settings
 from rewarm.units import parse_duration, parse_size
 
 SCHEMES = ("memory", "file")
-FILE_OPTIONS = ("capacity", "access", "device", "poll", "io_deadline", "close_timeout", "save_queue", "bounce")
+FILE_OPTIONS = (
+    "capacity",
+    "access",
+    "device",
+    "poll",
+    "lease",
+    "log_keep",
+    "io_deadline",
+    "close_timeout",
+    "save_queue",
+    "bounce",
+)
 MEMORY_OPTIONS = ("capacity",)
 
 
@@ -108,6 +119,8 @@ def _settings(options: dict[str, str]) -> Settings:
         access=cast(Literal["private", "group"] | None, _choice(options, "access", ("private", "group"))),
         device=_choice(options, "device", ("auto", *LADDER)) or default.device,
         poll_s=seconds("poll", default.poll_s),
+        lease_s=seconds("lease", default.lease_s),
+        log_keep_s=seconds("log_keep", default.log_keep_s),
         io_deadline_s=seconds("io_deadline", default.io_deadline_s),
         close_timeout_s=seconds("close_timeout", default.close_timeout_s),
         save_queue_bytes=parse_size(options["save_queue"]) if "save_queue" in options else default.save_queue_bytes,

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,7 @@ from rewarm.units import SIZE_MAX, format_size
 POOL_FILE = "pool.json"
 WRITERS = "writers"
 NAMESPACES = "namespaces"
+ADOPTED = "adopted"
 TEMPORARY = ".tmp-"
 """Begins the names of files on their way to another."""
 SEGMENT_BYTES_MAX = 256 << 20
@@ -64,6 +66,13 @@ class FileFacts(msgspec.Struct, frozen=True):
     bytes_on_disk: int
     size: int
     modified_s: float
+
+
+class Names(msgspec.Struct, frozen=True):
+    """What a listing of a writer's directory shows: numbers of segments, and of logs in order."""
+
+    segments: set[int]
+    logs: list[int]
 
 
 def segment_bytes_for(capacity: int) -> int:
@@ -149,7 +158,7 @@ class Pool:
         self.make_directory(self.root / NAMESPACES)
         path = self.root / NAMESPACES / f"{digest.hex()}.json"
         content = msgspec.json.encode({"digest": digest.hex(), "describe": description})
-        _publish(path, content, self.file_mode)
+        publish(path, content, self.file_mode)
 
     def writer_ids(self) -> list[str]:
         """Names under `writers/` that are writers, in no order; empty before the first save. Raises `OSError`."""
@@ -160,30 +169,47 @@ class Pool:
         except FileNotFoundError:
             return []
 
-    def files(self, writer: str) -> list[FileFacts]:
-        """Segments and logs of one writer, by number; what vanishes meanwhile is left out."""
+    def names(self, writer: str) -> Names:
+        """Names in a writer's directory, without a look at the files; none where it is gone. Raises `OSError`."""
+        segments: set[int] = set()
+        logs: list[int] = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.writers / writer) as entries:
+            for entry in entries:
+                match = NUMBERED.fullmatch(entry.name)
+                if match and entry.is_file(follow_symlinks=False):
+                    segments.add(int(match[1])) if match[2] == "seg" else logs.append(int(match[1]))
+        return Names(segments, sorted(logs))
+
+    def is_adopted(self, writer: str) -> bool:
+        """True when a writer's directory shows the marker of adoption. Raises `OSError`."""
+        with os.scandir(self.writers / writer) as entries:
+            return any(entry.name == ADOPTED for entry in entries)
+
+    def files(self, writer: str, known: Mapping[str, FileFacts] | None = None) -> list[FileFacts]:
+        """Segments and logs of one writer, by number; what vanishes meanwhile is left out.
+
+        Files in `known` are taken as they were: they do not change any more.
+        """
         found = []
         try:
             with os.scandir(self.writers / writer) as entries:
                 for entry in entries:
-                    match = NUMBERED.fullmatch(entry.name)
-                    facts = _stat_regular(entry) if match else None
-                    if match and facts:
-                        is_segment = match[2] == "seg"
-                        found.append(
-                            FileFacts(
-                                writer,
-                                entry.name,
-                                int(match[1]),
-                                is_segment,
-                                facts.st_blocks * 512,
-                                facts.st_size,
-                                facts.st_mtime,
-                            )
-                        )
+                    facts = known.get(entry.name) if known else None
+                    facts = facts or _facts_of(writer, entry)
+                    if facts:
+                        found.append(facts)
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(found, key=lambda file: (file.is_segment, file.number))
+
+    def adopt(self, writer: str, content: bytes) -> None:
+        """Link the marker of adoption into a writer's directory; one that is there already stays. Raises `OSError`."""
+        publish(self.writers / writer / ADOPTED, content, self.file_mode, by_way_of=self.root)
+
+    def adoption(self, writer: str) -> bytes:
+        """What the marker of adoption says. Raises `OSError`."""
+        with open(self.writers / writer / ADOPTED, "rb", opener=open_regular) as file:
+            return file.read(PAGE)
 
     def used_bytes(self) -> int:
         """Allocated bytes of all writers' files."""
@@ -264,7 +290,7 @@ def change_facts(root: Path, facts: PoolFacts) -> None:
 
 def _publish_facts(path: Path, facts: PoolFacts) -> None:
     try:
-        _publish(path, encode_facts(facts), 0o660 if facts.access == "group" else 0o600)
+        publish(path, encode_facts(facts), 0o660 if facts.access == "group" else 0o600)
     except OSError as error:
         raise StorageError(f"cannot create {path}: {os.strerror(error.errno or 0)}") from error
 
@@ -285,9 +311,12 @@ def _create(root: Path, capacity: int, access: Literal["private", "group"]) -> P
     return winner
 
 
-def _publish(path: Path, content: bytes, mode: int) -> None:
-    """Give `content` a name, whole or not at all; leaves alone what has the name already. Raises `OSError`."""
-    temporary = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+def publish(path: Path, content: bytes, mode: int, *, by_way_of: Path | None = None) -> None:
+    """Give `content` a name, whole or not at all; leaves alone what has the name already. Raises `OSError`.
+
+    It is written under a temporary name first, in the same directory or in `by_way_of`.
+    """
+    temporary = (by_way_of or path.parent) / f"{TEMPORARY}{uuid.uuid4().hex}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -341,9 +370,15 @@ def close_file(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _stat_regular(entry: os.DirEntry[str]) -> os.stat_result | None:
+def _facts_of(writer: str, entry: os.DirEntry[str]) -> FileFacts | None:
+    match = NUMBERED.fullmatch(entry.name)
+    if not match:
+        return None
     try:
         facts = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
         return None
-    return facts if stat.S_ISREG(facts.st_mode) else None
+    if not stat.S_ISREG(facts.st_mode):
+        return None
+    on_disk, is_segment = facts.st_blocks * 512, match[2] == "seg"
+    return FileFacts(writer, entry.name, int(match[1]), is_segment, on_disk, facts.st_size, facts.st_mtime)

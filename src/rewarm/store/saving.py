@@ -145,6 +145,9 @@ class WriteSide(Protocol):
     def new_writer(self) -> Writer:
         """Make this handle's writer. Raises `OSError`."""
 
+    def left(self, writer_id: str) -> None:
+        """A writer of this handle was given up: others may have taken its files over."""
+
     def make_room(self, need: int, *, full: bool = False) -> bool:
         """Evict until `need` bytes fit; `full` when the medium itself said so. Raises `OSError`."""
 

@@ -19,6 +19,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     access: Literal["private", "group"] | None = None
     device: str = "auto"
     poll_s: float = 1.0
+    lease_s: float = 90.0
+    log_keep_s: float = 600.0
     io_deadline_s: float = 30.0
     close_timeout_s: float = 30.0
     save_queue_bytes: int = SAVE_QUEUE_BYTES

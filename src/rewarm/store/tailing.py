@@ -6,16 +6,21 @@ A damaged or vanished log costs its own entries only; it never raises to the cal
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from rewarm.store.index import Index
 from rewarm.store.layout import SEGMENT_GONE, Frame, Kind, entry_mask
-from rewarm.store.log import LogReader, LogTail
+from rewarm.store.log import AdoptedEnd, LogReader, LogTail, log_name
 from rewarm.store.pool import Pool
 from rewarm.store.segments import FileCache, Segment, SegmentTable
 from rewarm.store.transfer import Counters
@@ -31,14 +36,20 @@ class Shared(Protocol):
     files: FileCache
     lock: threading.RLock
     counters: Counters
+    io_deadline_s: float
+
+
+LEASE_S_MAX = 86400.0
+"""No writer can ask to be waited for longer than a day."""
 
 
 class Tailer:
     """Applies other writers' logs to the index; `refresh` may be called from any thread."""
 
-    def __init__(self, shared: Shared, on_own_eviction: Callable[[Segment], None]) -> None:
+    def __init__(self, shared: Shared, on_own_eviction: Callable[[Segment], None], on_adoption: Callable[[str], None]):
         self._shared = shared
         self._on_own_eviction = on_own_eviction
+        self._on_adoption = on_adoption
         self._tails: dict[str, LogTail] = {}
         self._reader = LogReader()
         self._lock = threading.Lock()
@@ -49,11 +60,11 @@ class Tailer:
         self.unreadable_logs = 0
 
     def refresh(self) -> None:
-        """Read everything new once. I/O errors leave a log for the next pass, and are counted."""
-        with self._lock:
+        """Read everything new once. I/O errors leave a log for the next pass, and are counted. Raises `OSError`."""
+        with self._locked():
             present = self._shared.pool.writer_ids()
             for writer in set(self._tails) - set(present):
-                self._forget_writer(writer)
+                self._forget_writer(self._tails[writer])
             while self._suspects:
                 writer, number = self._suspects.pop()
                 if tail := self._tails.get(writer):
@@ -61,13 +72,26 @@ class Tailer:
                     tail.changed_ns = 0
             unreadable = 0
             for writer in present:
-                if writer not in self.own_writers:
-                    unreadable += not self._read(self._tails.setdefault(writer, LogTail(writer)))
+                tail = self._tails.setdefault(writer, LogTail(writer))
+                if writer in self.own_writers:
+                    self._look_after_own(tail)
+                else:
+                    unreadable += not self._read(tail)
             self.unreadable_logs = unreadable
 
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One pass at a time; a pass that hangs on a dead mount does not take others along for ever."""
+        if not self._lock.acquire(timeout=self._shared.io_deadline_s):
+            raise TimeoutError(errno.ETIMEDOUT, "the file system does not answer")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def restart(self) -> None:
-        """Read every log from its beginning at the next pass."""
-        with self._lock:
+        """Read every log from its beginning at the next pass. Raises `OSError`."""
+        with self._locked():
             for tail in self._tails.values():
                 tail.rewind()
 
@@ -76,36 +100,140 @@ class Tailer:
         self._suspects.add((segment.writer, segment.number))
 
     def writers_of(self, namespace: bytes) -> set[str]:
-        """Other writers known to serve a namespace."""
-        with self._lock:
+        """Other writers known to serve a namespace. Raises `OSError`."""
+        with self._locked():
             return {tail.writer for tail in self._tails.values() if tail.namespace == namespace}
 
+    def lacks_own_files(self) -> bool:
+        """True while a segment of this handle's own writers cannot be found."""
+        return any(self._tails[writer].missing for writer in self.own_writers & set(self._tails))
+
+    def silent(self, writer: str, lease_s: float) -> bool:
+        """True when a log has not changed for a lease of this process's own time. Raises `OSError`.
+
+        It is read now if the last look is as long ago. The lease is the one that the log names, else `lease_s`.
+        """
+        with self._locked():
+            tail = self._tails.setdefault(writer, LogTail(writer))
+            return tail.adopted or (
+                self._is_silent(tail, lease_s) and self._read(tail) and self._is_silent(tail, lease_s)
+            )
+
+    def adopt(self, writer: str, lease_s: float | None) -> bool:
+        """Take a dead writer's files over: from now on nothing that it appends counts. Raises `OSError`.
+
+        With a lease the log is read once more, and a writer that has written meanwhile is left alone. True when the
+        writer is adopted, by whomever: of two who try, the marker of the first stays.
+        """
+        with self._locked():
+            tail = self._tails.setdefault(writer, LogTail(writer))
+            if not self._read(tail) or (lease_s is not None and not self._is_silent(tail, lease_s)):
+                return False
+            if not tail.adopted:
+                end = AdoptedEnd(tail.epoch, tail.offset)
+                self._shared.pool.adopt(writer, msgspec.json.encode(end))
+                self._see_marker(tail)
+            return tail.adopted
+
+    def _is_silent(self, tail: LogTail, lease_s: float) -> bool:
+        return time.monotonic() - tail.seen_s >= (tail.lease_s or lease_s)
+
     def _read(self, tail: LogTail) -> bool:
-        path = self._shared.pool.writers / tail.writer / f"{tail.epoch:08d}.log"
+        """Read what is new of a writer, in as many logs as there are; False where that failed."""
+        try:
+            while not self._at_end(tail) and self._read_log(tail):
+                pass
+        except OSError:
+            return False
+        return True
+
+    def _at_end(self, tail: LogTail) -> bool:
+        """True when nothing can follow: the writer was adopted, and what counts was read."""
+        return tail.end == tail.position and tail.listed and not tail.missing
+
+    def _read_log(self, tail: LogTail) -> bool:
+        """Read on in one log. True when it goes on in another, or must be read again. Raises `OSError`."""
+        if tail.rolled_to:
+            return self._follow(tail)
+        if not tail.sequence and tail.epoch not in self._logs(tail):
+            return self._list_again(tail)
+        path = self._path(tail)
         try:
             descriptor = self._shared.files.acquire(path)
         except FileNotFoundError:
-            return True
-        except OSError:
-            return False
+            return self._list_again(tail)
+        start = tail.position
         try:
-            more = True
-            while more:
-                for frame in self._reader.frames(descriptor, tail):
-                    self._apply(frame, tail)
-                more = self._look_for_segments(tail)
-        except OSError:
-            return False
+            for frame in self._reader.frames(descriptor, tail, lambda: self._see_marker(tail)):
+                self._apply(frame, tail)
         finally:
             self._shared.files.release(path)
             self._shared.counters.add(bytes_log=self._reader.take_bytes())
+            if tail.position != start:
+                tail.seen_s = time.monotonic()
+        if tail.rolled_to:
+            return self._follow(tail)
+        if (
+            tail.end is not None and tail.offset and tail.position > tail.end
+        ):  # What was taken of a late writer goes again.
+            tail.go_on_in(min(self._logs(tail), default=1))
+            return True
+        self._replace(tail)
+        return self._look_for_segments(tail)
+
+    def _path(self, tail: LogTail) -> Path:
+        return self._shared.pool.writers / tail.writer / log_name(tail.epoch)
+
+    def _logs(self, tail: LogTail) -> list[int]:
+        return self._shared.pool.names(tail.writer).logs
+
+    def _list_again(self, tail: LogTail) -> bool:
+        """The log is not there: begin with the first that is."""
+        logs = self._logs(tail)
+        return bool(logs) and logs[0] != tail.epoch and self._move(tail, logs[0])
+
+    def _follow(self, tail: LogTail) -> bool:
+        """Go on in the next log, once it can be seen."""
+        return tail.rolled_to in self._logs(tail) and self._move(tail, tail.rolled_to)
+
+    def _move(self, tail: LogTail, epoch: int) -> bool:
+        self._shared.files.forget(self._path(tail))
+        tail.go_on_in(epoch)
         return True
+
+    def _replace(self, tail: LogTail) -> None:
+        """A log was read that replaces all that its writer had: forget what it does not name."""
+        if tail.kept is None:
+            return
+        with self._shared.lock:
+            slots = [segment.slot for segment in self._shared.segments.of_writer(tail.writer) if segment.indexed]
+            kept_slots, kept_offsets = (
+                np.concatenate([part[i] for part in tail.kept]) if tail.kept else np.zeros(0) for i in (0, 1)
+            )
+            self._shared.index.keep_places(slots, kept_slots.astype(np.int64), kept_offsets.astype(np.uint64))
+        tail.kept = None
+
+    def _see_marker(self, tail: LogTail) -> None:
+        """Look whether the writer was adopted. A log is read first, and this is done before what was read is taken."""
+        if tail.adopted or not self._shared.pool.is_adopted(tail.writer):
+            return
+        tail.adopted = True
+        with contextlib.suppress(OSError, msgspec.DecodeError):  # A marker that says no end: the whole log counts.
+            marker = msgspec.json.decode(self._shared.pool.adoption(tail.writer), type=AdoptedEnd)
+            tail.end = (marker.log, marker.end)
 
     def _apply(self, frame: Frame, tail: LogTail) -> None:
         if frame.kind == Kind.ENTRIES:
             tail.namespace = frame.namespace
             if frame.namespace == self._shared.namespace:
                 self._add_entries(frame, tail)
+            return
+        if frame.kind == Kind.COUNTER:
+            tail.lease_s = _sane_lease(frame.lease_s())
+            return
+        if frame.kind == Kind.ROLLED:
+            (owner, number, _), *_ = frame.references() or [(b"", 0, 0)]
+            tail.rolled_to = number if owner.hex() == tail.writer and number > tail.epoch else 0
             return
         if frame.kind not in (Kind.SEALED, Kind.EVICTED, Kind.DROPPED):
             return
@@ -148,6 +276,8 @@ class Tailer:
             slots = np.array([segment.slot for segment in known], np.int64)[place]
             if not mask.all():
                 entries, slots = entries[mask], slots[mask]
+            if tail.kept is not None:
+                tail.kept.append((slots, entries["offset"].copy()))
             self._shared.index.add(
                 entries["key"].tolist(), slots, entries["offset"], entries["length"], entries["checksum"]
             )
@@ -160,27 +290,58 @@ class Tailer:
         """
         if not tail.sequence or (tail.listed and not tail.missing):
             return False
+        with self._shared.lock:
+            known = self._shared.segments.of_writer(tail.writer)
+        if not self._note_missing(tail, known):
+            return False
+        tail.rewind()
+        return True
+
+    def _look_after_own(self, tail: LogTail) -> None:
+        """Notice that files of one's own are gone, come back, or were adopted."""
+        with self._shared.lock:
+            known = [segment for segment in self._shared.segments.of_writer(tail.writer) if segment.indexed]
+        with contextlib.suppress(OSError):
+            if self._note_missing(tail, known):
+                tail.rewind()
+                while self._read_log(tail):
+                    pass
+            if tail.adopted:
+                self._on_adoption(tail.writer)
+
+    def _note_missing(self, tail: LogTail, known: list[Segment]) -> bool:
+        """Compare segments with the names that are there, where those have changed; True when one has come back."""
         changed_ns = os.stat(self._shared.pool.writers / tail.writer).st_mtime_ns
         if tail.listed and changed_ns == tail.changed_ns:
             return False
-        present = {file.number for file in self._shared.pool.files(tail.writer) if file.is_segment}
+        names = self._shared.pool.names(tail.writer)
         tail.changed_ns = changed_ns
-        back = tail.missing & present
+        back = tail.missing & names.segments
         if back:
             tail.missing -= back
-            tail.rewind()
             return True
-        with self._shared.lock:
-            missing = [s for s in self._shared.segments.of_writer(tail.writer) if s.number not in present]
-            forget_segments(self._shared, missing)
-        tail.missing = {segment.number for segment in missing}
+        missing = [segment for segment in known if segment.number not in names.segments]
+        forget_segments(self._shared, missing)
+        tail.missing |= {segment.number for segment in missing}
+        tail.missing -= {number for number in tail.missing if self._shared.segments.get(tail.writer, number).gone}
         tail.listed = True
+        self._see_marker(tail)
         return False
 
-    def _forget_writer(self, writer: str) -> None:
-        forget_segments(self._shared, self._shared.segments.of_writer(writer))
-        self._shared.files.forget(self._shared.pool.writers / writer / f"{self._tails[writer].epoch:08d}.log")
-        del self._tails[writer]
+    def _forget_writer(self, tail: LogTail) -> None:
+        """Its directory is not there. One's own may come back with the mount, and its log is not read otherwise."""
+        known = [segment for segment in self._shared.segments.of_writer(tail.writer) if segment.indexed]
+        forget_segments(self._shared, known)
+        if tail.writer in self.own_writers:
+            tail.missing |= {segment.number for segment in known}
+            tail.changed_ns = 0
+            return
+        self._shared.files.forget(self._path(tail))
+        del self._tails[tail.writer]
+
+
+def _sane_lease(lease_s: float | None) -> float | None:
+    return min(lease_s, LEASE_S_MAX) if lease_s else None
 
 
 def drop_places(shared: Shared, damage: Iterable[tuple[Segment, int]]) -> None:

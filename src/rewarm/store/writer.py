@@ -1,7 +1,8 @@
 """A writer: the directory it owns, its log, the segment it appends to. Synchronous; used by one write loop only.
 
-It comes into being with the first save, so that reading leaves nothing behind. It holds an advisory lock on its log for
-as long as its process lives: on one machine that tells others whether its unsealed segments may still grow.
+It comes into being with the first save, so that reading leaves nothing behind. Every frame renews its lease; others
+take it for dead when its log has not changed for that long, and it takes itself for late when half of it has passed.
+It also holds a lock on its log for as long as its process lives: on one machine a free lock tells others at once.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from rewarm.store import layout
 from rewarm.store.buffers import aligned_region
 from rewarm.store.layout import PAGE, Kind
-from rewarm.store.log import LogWriter
-from rewarm.store.pool import WRITERS, Pool, close_file, open_regular, sync_directory
+from rewarm.store.log import LogWriter, now_s
+from rewarm.store.pool import ADOPTED, WRITERS, Pool, close_file, open_regular, sync_directory
 from rewarm.store.segments import Segment, SegmentTable
 from rewarm.store.tailing import Shared
 
@@ -31,6 +33,12 @@ MAKE_ATTEMPTS = 3
 LOG_SHARE = 4
 """A quarter of a segment is set aside for what the log says meanwhile: a block of a page takes as much there."""
 
+LATE_SHARE = 2
+"""A writer stops half a lease before others take it for dead: what it has begun by then has as long to arrive."""
+
+COUNT_SHARE = 6
+"""So many times within its lease a writer says that it lives, when it has nothing else to say."""
+
 LOCK_ATTEMPTS = 100
 LOCK_PAUSE_S = 0.01
 """Who asks whether a writer is dead lets go of its lock at once; a second is ample."""
@@ -39,6 +47,14 @@ LOCK_PAUSE_S = 0.01
 def log_bytes_for(segment_bytes: int) -> int:
     """How much a log may grow while one segment is filled."""
     return segment_bytes // LOG_SHARE
+
+
+class Manner(msgspec.Struct, frozen=True):
+    """How a writer writes: with O_DIRECT or not, with a sync before a frame counts or not, under which lease."""
+
+    direct: bool
+    sync: bool
+    lease_s: float
 
 
 class OpenSegment:
@@ -76,12 +92,13 @@ class Writer:
     """One writer's directory. Raises `OSError` from everything that touches the medium."""
 
     def __init__(
-        self, writer_id: str, pool: Pool, table: SegmentTable, namespace: bytes, description: str, *, direct: bool
+        self, writer_id: str, pool: Pool, table: SegmentTable, namespace: bytes, description: str, manner: Manner
     ) -> None:
         self._pool = pool
         self._table = table
         self._namespace = namespace
-        self._direct = direct
+        self._manner = manner
+        self._lost = False
         self._numbers = 0
         self._open_segments = 0
         self._retired = False
@@ -93,7 +110,7 @@ class Writer:
         pool.note_namespace(namespace, description)
         pool.make_directory(self.directory)
         try:
-            self.log = LogWriter(pool, self.id, direct=direct)
+            self.log = LogWriter(pool, self.id, direct=manner.direct, sync=manner.sync)
         except OSError:
             self._remove_directory()
             raise
@@ -103,6 +120,7 @@ class Writer:
                 raise FileNotFoundError(errno.ENOENT, "the new log was taken for a dead writer's, and removed")
             record = layout.encode_open(pool.pool_id, pool.facts.capacity_bytes, pool.facts.segment_bytes)
             self.log.append(Kind.OPEN, record, 1)
+            self.count()
             sync_directory(pool.writers)
             sync_directory(pool.root)
         except OSError:
@@ -113,7 +131,7 @@ class Writer:
         """Create the next segment with its header."""
         self._numbers += 1
         segment = self._table.get(self.id, self._numbers)
-        flags = os.O_RDWR | (os.O_DIRECT if self._direct else 0)
+        flags = os.O_RDWR | (os.O_DIRECT if self._manner.direct else 0)
         descriptor = self._pool.create_file(segment.path, flags)
         page = aligned_region(PAGE)
         page.data[:] = layout.encode_segment_header(self._numbers, bytes.fromhex(self.id), self._pool.pool_id)
@@ -127,6 +145,22 @@ class Writer:
             raise
         self._open_segments += 1
         return OpenSegment(self, segment, descriptor)
+
+    def count(self) -> int:
+        """Say that this writer lives, and for how long that holds; returns log bytes."""
+        return self.log.append(Kind.COUNTER, layout.encode_counter(self._manner.lease_s), 1)
+
+    def should_count(self) -> bool:
+        """True when it has said nothing for a while."""
+        return now_s() - self.log.signed_s >= self._manner.lease_s / COUNT_SHARE
+
+    def late(self) -> bool:
+        """True when others may soon take this writer for dead, or have: nothing more may be published under its id."""
+        return self._lost or now_s() - self.log.signed_s >= self._manner.lease_s / LATE_SHARE
+
+    def lose(self) -> None:
+        """Others have taken this writer for dead."""
+        self._lost = True
 
     def publish(self, key_bytes: int, entries: npt.NDArray[np.void]) -> int:
         """Write entries with keys of one length as frames; returns log bytes."""
@@ -174,7 +208,7 @@ class Writer:
 
     def close(self) -> None:
         """Sync and close the log and all names; a writer that stored and announced nothing leaves no directory."""
-        empty = self.log.frames <= 1
+        empty = self.log.frames <= 2  # OPEN and the first COUNTER
         if not empty:
             with contextlib.suppress(OSError):
                 os.fdatasync(self.log.descriptor)
@@ -190,13 +224,13 @@ class Writer:
             os.rmdir(self.directory)
 
 
-def make_writer(shared: Shared, own: set[str], description: str, *, direct: bool) -> Writer:
+def make_writer(shared: Shared, own: set[str], description: str, manner: Manner) -> Writer:
     """A writer under a new id, which is in `own` before its files can be seen. Raises `OSError`."""
     for attempt in range(MAKE_ATTEMPTS):
         writer_id = uuid.uuid4().hex
         own.add(writer_id)
         try:
-            return Writer(writer_id, shared.pool, shared.segments, shared.namespace, description, direct=direct)
+            return Writer(writer_id, shared.pool, shared.segments, shared.namespace, description, manner)
         except FileNotFoundError:
             if attempt == MAKE_ATTEMPTS - 1:
                 raise
@@ -226,15 +260,31 @@ def writer_is_dead(pool: Pool, writer: str, log_name: str) -> bool:
         return dead
 
 
-def remove_if_dead(pool: Pool, writer: str, log_name: str) -> None:
-    """Remove the log of a dead writer, and its directory if nothing else is in it. Local file systems only.
+def remove_if_dead(pool: Pool, writer: str, log_name: str) -> bool:
+    """Remove the log of a dead writer, and its directory if nothing else is in it; True when it is gone.
+
+    Local file systems only.
 
     The lock is held meanwhile: a writer that is just coming into being waits for it, and then finds its log gone.
     """
     with _dead_log(pool, writer, log_name) as dead, contextlib.suppress(OSError):
         if dead:
-            os.unlink(pool.writers / writer / log_name)
-            os.rmdir(pool.writers / writer)
+            remove_log(pool, writer, log_name)
+            return True
+    return False
+
+
+def remove_log(pool: Pool, writer: str, name: str) -> None:
+    """Remove a log that names nothing any more, and with the last one the marker and the directory. Raises `OSError`.
+
+    The marker goes last: until then nobody takes what a late writer appends.
+    """
+    folder = pool.writers / writer
+    os.unlink(folder / name)
+    with contextlib.suppress(OSError):
+        if os.listdir(folder) == [ADOPTED]:
+            os.unlink(folder / ADOPTED)
+        os.rmdir(folder)
 
 
 @contextlib.contextmanager

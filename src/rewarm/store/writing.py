@@ -8,7 +8,6 @@ never serve them wrong. Where the medium acknowledges from a cache, the payload 
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -276,12 +275,16 @@ class WriteLoop(IoLoop[SaveJob | Command]):
 
     def _publish(self, group: Group) -> None:
         writer = group.target.writer
+        if writer.late():
+            self._give_up_writer(group)
+            return
         try:
             written = sum(writer.publish(len(group.job.keys[group.blocks[p[0]]]), e) for p, e in group.entries())
-            if self._side.sync_first:
-                os.fdatasync(writer.log.descriptor)
         except OSError as error:
             self._end(group, Outcome.REFUSED_FULL if error.errno in FULL else Outcome.LOST_MEDIUM)
+            return
+        if writer.late():  # stopped in between: it may have been taken for dead before the frame arrived
+            self._give_up_writer(group)
             return
         payload = int(group.job.borrowed.lengths[group.blocks].sum())
         padding = group.bytes_on_disk() - payload
@@ -293,6 +296,11 @@ class WriteLoop(IoLoop[SaveJob | Command]):
             group.target.unsynced_bytes = 0
             self._syncs.append((group.target.descriptor, lambda _: None))
             self._syncs.append((writer.log.descriptor, lambda _: None))
+
+    def _give_up_writer(self, group: Group) -> None:
+        """This process did not run, or the medium not answer, for half a lease: nothing it writes there counts."""
+        self.appender.leave(group.target.writer)
+        self._end(group, Outcome.TIMED_OUT)
 
     def _end(self, group: Group, outcome: Outcome) -> None:
         """Give verdicts, to followers too, and let go of the group's memory and segment."""
