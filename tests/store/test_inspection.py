@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 from tests.store.faulty_store import WAIT_S
+from tests.store.test_tailing import Forger
 
 from rewarm.errors import ConfigError, FormatError
 from rewarm.store.contract import resolve_namespace
 from rewarm.store.inspection import inspect_pool
+from rewarm.store.layout import Kind
 from rewarm.store.opening import open_store
 from rewarm.testing import make_keys, payload
 
@@ -102,3 +105,32 @@ def test_what_is_no_pool(tmp_path: Path) -> None:
     (tmp_path / "pool.json").write_text("{")
     with pytest.raises(FormatError, match="damaged"):
         inspect_pool(tmp_path)
+
+
+def test_segments_are_listed_in_the_order_of_their_eviction(tmp_path: Path) -> None:
+    save(tmp_path, "one", 10)
+    with open_store(f"file://{tmp_path}", namespace="one") as store:
+        assert store.save(make_keys(1, "x"), [bytes(SIZE)]).wait(WAIT_S) == [True]
+        assert inspect_pool(tmp_path).segments == []
+        found = inspect_pool(tmp_path, segments=True)
+    assert [one.state for one in found.segments] == ["sealed"] * (len(found.segments) - 1) + ["open"]
+    assert sum(one.blocks for one in found.segments) == found.blocks == 11
+    ages = [one.age_s for one in found.segments]
+    assert ages == sorted(ages, reverse=True)
+
+
+def test_a_writer_that_is_silent_and_one_that_was_adopted(tmp_path: Path) -> None:
+    save(tmp_path, "one", 1)
+    (log,) = (tmp_path / "writers").glob("*/*.log")
+    then = time.time() - 1000.0
+    os.utime(log, (then, then))
+    forger = Forger(tmp_path)
+    for _ in range(3):
+        forger.frame(Kind.COUNTER, b"", 0)
+    (forger.folder / "adopted").touch()
+    writers = {one.writer: one for one in inspect_pool(tmp_path).writers}
+    silent, adopted = writers[log.parent.name], writers[forger.id]
+    assert (silent.adopted, silent.counters) == (False, 0)
+    assert silent.silent_s >= 999.0
+    assert (adopted.adopted, adopted.counters) == (True, 3)
+    assert adopted.silent_s < 900.0

@@ -14,12 +14,16 @@ from rewarm.store.inspection import Inspection, inspect_pool
 
 @click.command()
 @click.argument("url", type=STORE_URL)
+@click.option("--segments", is_flag=True, help="List every segment, oldest first: the order of eviction.")
 @output_options
-def command(output: Output, url: str) -> None:
-    """Show capacity, use, device, namespaces and writers of the pool at URL; of several drives, of each of them."""
+def command(output: Output, url: str, segments: bool) -> None:
+    """Show capacity, use, device, namespaces and writers of the pool at URL; of several drives, of each of them.
+
+    Hits are counted by the processes that use a pool: see their statistics and metrics.
+    """
     require_pool(url)
     with output.progress("reading logs"):
-        found = [inspect_pool(medium) for medium in media_urls(url)]
+        found = [inspect_pool(medium, segments=segments) for medium in media_urls(url)]
     output.answer(found[0] if len(found) == 1 else {"media": found}, lambda console: _render(console, found))
 
 

@@ -69,6 +69,7 @@ class WriterView(msgspec.Struct):
     alive: bool = False
     foreign: bool = False
     names_damage: bool = False
+    counters: int = 0
     logs: list[FileFacts] = []
     entries: dict[int, list[npt.NDArray[np.void]]] = {}
 
@@ -122,6 +123,7 @@ def _read_log(pool: Pool, file: FileFacts, reader: LogReader, one: WriterView, v
         one.foreign |= _first_page_is_foreign(descriptor)
         for frame in reader.frames(descriptor, tail):
             one.names_damage |= frame.kind == Kind.DROPPED
+            one.counters += frame.kind == Kind.COUNTER
             if frame.kind == Kind.ENTRIES:
                 one.namespace = frame.namespace
                 entries = frame.entries().copy()

@@ -18,6 +18,7 @@ from rewarm.errors import FormatError
 from rewarm.store.contract import Finding
 from rewarm.store.layout import FORMAT, PAGE, Kind, decode_frame
 from rewarm.store.pool import (
+    ADOPTED,
     NAMESPACES,
     NUMBERED,
     POOL_FILE,
@@ -57,7 +58,7 @@ def unknown_names(pool: Pool) -> list[Path]:
         elif len(inside) == 2:
             good = bool(WRITER_NAME.fullmatch(name)) and _is_directory(path)
         else:
-            good = (bool(NUMBERED.fullmatch(name)) or name == "adopted") and _is_file(path)
+            good = (bool(NUMBERED.fullmatch(name)) or name == ADOPTED) and _is_file(path)
         if not good:
             found.append(path)
     return found
