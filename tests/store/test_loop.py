@@ -39,6 +39,6 @@ def test_bytes_in_flight_fall_slowly(tmp_path: Path) -> None:
         for number in range(3, int(8 * SLOWER_S / PACE_S)):
             loop._adapt(100.0 + number * PACE_S)
         assert loop._budget < 1.05 * IN_FLIGHT_BYTES_MIN
-        loop._moved = int(50e9)
+        loop._moved, loop._moved_since_s = int(50e9), 199.0
         loop._adapt(200.0)
         assert loop._budget == IN_FLIGHT_BYTES_MAX, "and rises at once"
