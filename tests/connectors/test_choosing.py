@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.connectors import fake_vllm
 from tests.connectors.conftest import Install, vllm_config, write_weights
@@ -268,9 +266,15 @@ def test_the_connector_asks_its_tiers_and_tells_them_of_steps(install: Install, 
     assert calls == [("r", 16, False), "began", "ended", "forget r"]
 
 
-def test_speeds_of_the_tier_are_those_of_its_store(install: Install, tmp_path: Path) -> None:
+def test_the_start_says_what_must_be_in_flight_and_what_fits(
+    install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tier = make_tier(install(), tmp_path)
-    (medium,) = tier._store.media()
-    assert medium.bytes_per_s == math.inf
-    assert np.frombuffer(tier._rows.region, np.uint8).size == 8 * ROW
+    with caplog.at_level(logging.INFO, "vllm.rewarm"):
+        tier.say_what_fits(64)
+        tier.say_what_fits(1000)
+    fits, short = [record for record in caplog.records if "in flight, the primary" in record.getMessage()]
+    assert "32.0 KiB in flight" in fits.getMessage()
+    assert "2.0 such requests at once" in fits.getMessage()
+    assert (short.levelname, f"set {63 * ROW} or more" in short.getMessage()) == ("WARNING", True)
     tier.shutdown()

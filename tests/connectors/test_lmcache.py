@@ -141,14 +141,14 @@ def test_a_pin_is_held_until_every_key_is_unlocked() -> None:
     locks.lock(["a", "b"], first)  # type: ignore[arg-type]
     locks.lock(["b"], second)  # type: ignore[arg-type]
     locks.unlock(["b", "unknown"])
-    assert "b" in locks
+    assert "b" in locks.held
     assert not first.released
     locks.unlock(["a"])
     assert first.released
     assert not second.released
     locks.unlock(["b", "b"])
     assert second.released
-    assert len(locks) == 0
+    assert locks.held == {}
 
 
 def test_a_lock_that_is_never_given_back_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_lock_that_is_never_given_back_ends(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(waiting, "LOCK_S", 600.0)
     locks.lock(["b"], next_one)  # type: ignore[arg-type]
     assert lost.released
-    assert "a" not in locks
+    assert "a" not in locks.held
     locks.unlock(["a"])
     assert not next_one.released
     locks.release(math.inf)
@@ -327,6 +327,16 @@ def test_tasks_after_the_store_is_gone_are_answered(make: Callable[..., Any]) ->
     assert stored(adapter, [key(1)], [item(b"x" * 4096)]) == -1
     assert loaded(adapter, [key(1)], [item(b"x" * 4096)]) == [False]
     assert found(adapter, [key(1)]) == [False]
+
+
+def test_a_prompt_of_half_the_first_level_may_wait_to_be_stored(make: Callable[..., Any]) -> None:
+    make()
+    with_queue = sys.modules["rewarm.connectors.lmcache.adapter"]._with_queue
+    large, small = SimpleNamespace(size=64 << 30), SimpleNamespace(size=2 << 30)
+    assert with_queue("/kv", large) == f"/kv?save_queue={32 << 30}"
+    assert with_queue("pool:?drive=/a&drive=/b", large) == f"pool:?drive=/a&drive=/b&save_queue={32 << 30}"
+    for url, description in (("/kv", small), ("/kv", None), ("/kv?save_queue=1GiB", large), ("/kv.toml", large)):
+        assert with_queue(url, description) == url
 
 
 class Stuck:

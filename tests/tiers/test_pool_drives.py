@@ -19,7 +19,7 @@ from rewarm.store.devices.base import READ, WRITE, Device
 from rewarm.store.memory import MemoryStore
 from rewarm.store.opening import open_store
 from rewarm.testing import FaultyDevice, make_keys, payload
-from rewarm.testing.faulty import failure, stall
+from rewarm.testing.faulty import Kind, failure, stall
 from rewarm.testing.kit.base import WAIT_S, assert_hits_are_right, blocks_of, destinations, finish, load, save
 from rewarm.tiers import lane as lanes
 from rewarm.tiers.pool import PoolStore
@@ -157,13 +157,14 @@ def test_all_drives_full_is_a_refusal_with_its_cause(pool: PoolStore, drives: Dr
 def test_a_hanging_drive_misses_within_its_bound_and_the_others_go_on(
     pool: PoolStore, drives: Drives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "LOAD_STALL_S", 0.3)
     keys = make_keys(64)
     save(pool, keys, BLOCK)
     on_a = pool._lanes[0].store.lookup(keys).mask
     drives.reads["a"].chance(stall(), 1.0, opcode=READ)
     buffers = destinations(64, BLOCK)
     transfer = pool.load(keys, buffers)
+    until(lambda: drives.reads["a"].injected[Kind.STALL] > 0)  # a busy machine may take long to ask the drive
+    monkeypatch.setattr(lanes, "LOAD_STALL_S", 0.3)
     good = transfer.wait(WAIT_S)
     assert good == (~on_a).tolist()
     assert {o for o, lost in zip(transfer.outcomes, on_a, strict=True) if lost} == {Outcome.LOST_MEDIUM}
@@ -200,6 +201,17 @@ def test_a_drive_is_added_while_the_pool_is_used(pool: PoolStore, drives: Drives
     assert pool.stats().capacity_bytes == 3 * (64 << 20)
     with pytest.raises(ConfigError, match="already"):
         pool.add_drive("a", MemoryStore())
+
+
+def test_a_slow_drive_gets_little_and_is_reported(pool: PoolStore) -> None:
+    for lane, speed in zip(pool._lanes, (100e6, 10e6), strict=True):
+        lane.meter.bytes_per_s = speed
+    keys = make_keys(100)
+    assert save(pool, keys, BLOCK) == [Outcome.STORED] * 100
+    assert where(pool, keys)["b"] <= 16
+    (note,) = pool.stats().notes
+    assert note == "b: slow, 10.00 MB/s beside 100.00 MB/s; it gets 9% of what is saved"
+    assert load(pool, keys, BLOCK) == [Outcome.HIT] * 100, "what it holds is still restored"
 
 
 def test_memory_is_given_back_without_the_garbage_collector(pool: PoolStore) -> None:

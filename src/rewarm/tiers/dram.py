@@ -50,6 +50,22 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     advice: str
 
 
+def fit_of(request_bytes: int, concurrency: int, region_bytes: int) -> Fit:
+    """Whether `concurrency` requests of `request_bytes` fit into `region_bytes` at once."""
+    needed, advice = request_bytes * concurrency, ""
+    if needed > region_bytes:
+        advice = (
+            f"{concurrency} requests of {format_size(request_bytes)} are {format_size(needed)} in flight, and the "
+            f"region holds {format_size(region_bytes)}: restores wait for each other; set {needed} bytes or more"
+        )
+    return Fit(
+        needed_bytes=needed,
+        region_bytes=region_bytes,
+        requests_at_once=region_bytes / request_bytes,
+        advice=advice,
+    )
+
+
 class Ticket:
     """Blocks of a region that were asked for; `rows` are their numbers once they are given. Release it when done."""
 
@@ -118,14 +134,7 @@ class Region:
 
     def fit(self, request_bytes: int, concurrency: int) -> Fit:
         """Whether `concurrency` requests of `request_bytes` fit at once. If not they queue, and nothing fails."""
-        needed, held = request_bytes * concurrency, self.memory.nbytes
-        advice = ""
-        if needed > held:
-            advice = (
-                f"{concurrency} requests of {format_size(request_bytes)} are {format_size(needed)} in flight, and the "
-                f"region holds {format_size(held)}: restores wait for each other; set {needed} bytes or more"
-            )
-        return Fit(needed_bytes=needed, region_bytes=held, requests_at_once=held / request_bytes, advice=advice)
+        return fit_of(request_bytes, concurrency, self.memory.nbytes)
 
     def stats(self) -> RegionStats:
         """Figures of this moment."""

@@ -45,6 +45,8 @@ class RewarmConnector(_OffloadingConnector):  # type: ignore[misc]  # vLLM is no
         self._patience = Patience(max(_deadline_s(tier) for tier in tiers))
         super().__init__(vllm_config, role, kv_cache_config)
         self._tiers, self._near = _engine.tiers_below(self, TIER)
+        for tier in self._tiers:
+            tier.say_what_fits(vllm_config.model_config.max_model_len)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """As vLLM asks; a request that has waited for the deadline gets what is there without waiting: nothing."""

@@ -29,6 +29,7 @@ from rewarm.connectors.vllm.versions import interface
 from rewarm.errors import ConfigError, StorageError
 from rewarm.geometry.namespace import Namespace
 from rewarm.store.contract import Store
+from rewarm.tiers.dram import fit_of
 from rewarm.tiers.pool import PoolStore
 from rewarm.units import format_duration, format_size, parse_duration, parse_size
 
@@ -106,6 +107,19 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
             keys = self._hashes.keys(request.block_hashes, computed)
             prompt = Prompt(request=request.request_id, keys=keys, tokens=request.num_tokens, computed=computed)
             self._chooser.choose(prompt, self._traffic.failed, near)
+
+    def say_what_fits(self, tokens: int) -> None:
+        """Log what one request of so many tokens needs of the primary region, and the number to set if it is short."""
+        if self._hashes is None:
+            return
+        row_bytes = self._rows.row_bytes
+        fit = fit_of(-(-tokens // self._hashes.chunk_tokens) * row_bytes, 1, self._rows.count * row_bytes)
+        text = "rewarm: a request of %d tokens has %s in flight, the primary region (cpu_bytes_to_use) holds %s"
+        found = tokens, format_size(fit.needed_bytes), format_size(fit.region_bytes)
+        if fit.advice:
+            log.warning(text + ": its restore is cut short; set %d or more", *found, fit.needed_bytes)
+        else:
+            log.info(text + ", %.1f such requests at once", *found, fit.requests_at_once)
 
     def forget(self, request: str) -> None:
         """A request is over."""
