@@ -10,12 +10,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-CLASS = "RewarmL2Adapter"
 __all__ = ["RewarmL2Adapter"]
 
 
 def __getattr__(name: str) -> Any:
     """Import LMCache and make the class at its first use."""
-    if name != CLASS:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.adapter").RewarmL2Adapter

@@ -25,7 +25,7 @@ from rewarm.connectors.lmcache.keys import OPAQUE, layout_of, name_of, read_opti
 from rewarm.connectors.lmcache.versions import installed_version, release_of
 from rewarm.connectors.lmcache.waiting import Completions, Locks, log
 from rewarm.errors import RewarmError, StorageError
-from rewarm.store.contract import GOOD_OUTCOMES, Outcome, Transfer
+from rewarm.store.contract import GOOD_OUTCOMES, SAVE_QUEUE_BYTES, Outcome, Transfer
 from rewarm.tiers.opening import open_tier
 
 SAVE_DEADLINE_S = 60.0
@@ -55,12 +55,12 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         options = read_options(config, release_of(installed_version()))
         super().__init__()  # without a capacity: the store evicts by itself
         self._url, self._deadline_s = options.url, options.deadline_s
-        self._store = open_tier(options.url, namespace=options.namespace)
+        self._store = open_tier(_with_queue(options.url, l1_memory_desc), namespace=options.namespace)
         self._registered_bytes = 0 if l1_memory_desc is None else self._store.register(_arena(l1_memory_desc))
         self._completions, self._locks, self._lock = Completions(), Locks(), threading.Lock()
         self._events = {kind: _new_event() for kind in ("save", "look-up", "load")}
         self._results: dict[str, dict[int, Any]] = {kind: {} for kind in self._events}
-        self._tasks = 0
+        self._tasks = itertools.count()  # its next() is one step of the interpreter, from any thread
         self._hidden: dict[Any, None] = {}
         self._known: dict[Any, tuple[bytes, int]] = {}
         self._failures: Counter[str] = Counter()
@@ -91,17 +91,15 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
 
     def submit_lookup_and_lock_task(self, keys: Sequence[Any], group_layout_descs: Mapping[int, Any]) -> int:
         """Look objects up, in memory, and keep the store from evicting those that are there."""
-        task, bitmap = self._next_task(), _Bitmap(len(keys))
+        task, held = next(self._tasks), []
         try:
             found = self._find(keys, group_layout_descs)
             pin = self._store.pin(list(found.values()))
             held = [i for i, there in zip(found, pin.mask.tolist(), strict=True) if there]
             self._locks.lock([keys[i] for i in held], pin)
-            for i in held:
-                bitmap.set(i)
         except RewarmError as error:
             self._note(Counter({f"look-up: {error}": len(keys)}))
-        self._answer("look-up", task, bitmap)
+        self._answer("look-up", task, _bitmap(len(keys), held))
         return task
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
@@ -124,7 +122,7 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
 
     def delete(self, keys: Sequence[Any]) -> None:
         """Make objects a miss until they are stored again; locked ones are left alone."""
-        self._forget([key for key in keys if key not in self._locks], hide=True)
+        self._forget([key for key in keys if key not in self._locks.held], hide=True)
 
     def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> Any:
         """A page, in a fixed order, of what this server has stored or loaded and the store still has."""
@@ -163,7 +161,7 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
             "stored_object_count": stats.blocks,
             "current_size_bytes": stats.used_bytes,
             "max_capacity_bytes": stats.capacity_bytes,
-            "locked_key_count": len(self._locks),
+            "locked_key_count": len(self._locks.held),
             "registered_bytes": self._registered_bytes,
             "unreleased_bytes": stats.unreleased_bytes,
             "failures": dict(self._failures),
@@ -182,13 +180,8 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         for event in self._events.values():
             event.close()
 
-    def _next_task(self) -> int:
-        with self._lock:
-            self._tasks += 1
-            return self._tasks
-
     def _submit(self, kind: str, keys: Sequence[Any], objects: Sequence[Any]) -> int:
-        task = self._next_task()
+        task = next(self._tasks)
         try:
             layouts = [_layout(item.meta) for item in objects]
             blocks = [name_of(key) + layout for key, layout in zip(keys, layouts, strict=True)]
@@ -196,7 +189,7 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
             transfer = (self._store.save if kind == "save" else self._store.load)(blocks, views)
         except (RewarmError, NotImplementedError) as error:
             self._note(Counter({f"{kind}: {error}": len(keys)}))
-            self._answer(kind, task, _StoreResult(False, 0) if kind == "save" else _Bitmap(len(keys)))
+            self._answer(kind, task, _StoreResult(False, 0) if kind == "save" else _bitmap(len(keys), []))
             return task
         places = [(block, view.nbytes) for block, view in zip(blocks, views, strict=True)]
         limit_s = SAVE_DEADLINE_S if kind == "save" else self._deadline_s
@@ -209,13 +202,8 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         """Account for a transfer and answer its task, even where a listener of LMCache fails."""
         outcomes = transfer.outcomes
         good = [i for i, outcome in enumerate(outcomes) if outcome in GOOD_OUTCOMES]
-        result = _Bitmap(len(keys))
-        if kind == "save":
-            moved = sum(places[i][1] for i in good if outcomes[i] is Outcome.STORED)
-            result = _StoreResult(len(good) == len(keys), moved)
-        else:
-            for i in good:
-                result.set(i)
+        moved = sum(places[i][1] for i in good if outcomes[i] is Outcome.STORED)
+        result = _StoreResult(len(good) == len(keys), moved) if kind == "save" else _bitmap(len(keys), good)
         try:
             self._note(Counter(f"{kind}: {outcome}" for outcome in outcomes if outcome not in GOOD_OUTCOMES))
             broken = [k for k, o in zip(keys, outcomes, strict=True) if o not in (*GOOD_OUTCOMES, Outcome.MISSING)]
@@ -280,6 +268,25 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
             self._logged_s = time.monotonic()
             what = ", ".join(f"{count} x {cause}" for cause, count in sorted(self._failures.items()))
             log.warning("rewarm: objects not restored or not stored, they are recomputed; since the start: %s", what)
+
+
+def _bitmap(count: int, ones: Sequence[int]) -> Any:
+    """A bitmap of LMCache with some bits set."""
+    bitmap = _Bitmap(count)
+    for i in ones:
+        bitmap.set(i)
+    return bitmap
+
+
+def _with_queue(url: str, description: Any) -> str:
+    """The URL with room for saves of half the first level, where that is more than a store allows by itself.
+
+    A prompt is stored in one task, and lies in the first level meanwhile: refusing its end would gain nothing.
+    """
+    half = 0 if description is None else description.size // 2
+    if half <= SAVE_QUEUE_BYTES or "save_queue=" in url or url.endswith(".toml"):
+        return url
+    return f"{url}{'&' if '?' in url else '?'}save_queue={half}"
 
 
 def _layout(meta: Any) -> bytes:

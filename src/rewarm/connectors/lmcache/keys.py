@@ -25,8 +25,7 @@ from rewarm.geometry.namespace import Namespace
 from rewarm.units import parse_duration
 
 SCHEMA = "rewarm namespace of lmcache 1"
-LAYOUT_BYTES = 8
-OPAQUE = bytes(LAYOUT_BYTES)
+OPAQUE = bytes(8)
 """The layout of a plain row: what LMCache's serialisers and its own tools hand over, and never describe."""
 DEADLINE_S = 10.0
 """A context of ordinary length is recomputed in less: waiting longer for storage cannot pay."""
@@ -83,7 +82,7 @@ def layout_of(shapes: Sequence[Sequence[int]], dtypes: Sequence[object]) -> byte
     if len(shapes) <= 1 and all(len(shape) == 1 for shape in shapes):
         return OPAQUE
     plain = [[str(dtype), *map(int, shape)] for shape, dtype in zip(shapes, dtypes, strict=True)]
-    return hashlib.blake2b(json.dumps(plain).encode(), digest_size=LAYOUT_BYTES).digest()
+    return hashlib.blake2b(json.dumps(plain).encode(), digest_size=len(OPAQUE)).digest()
 
 
 def name_of(key: Any) -> bytes:

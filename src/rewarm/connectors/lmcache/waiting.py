@@ -106,14 +106,9 @@ class Locks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: dict[Hashable, deque[_Lease]] = {}
+        self.held: dict[Hashable, deque[_Lease]] = {}
+        """Locked keys, each with its leases, oldest first."""
         self._leases: deque[_Lease] = deque()
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._of
-
-    def __len__(self) -> int:
-        return len(self._of)
 
     def lock(self, keys: Sequence[Hashable], pin: Pin) -> None:
         """Hold a pin until each of these keys was unlocked once more, or for `LOCK_S`."""
@@ -122,20 +117,20 @@ class Locks:
         with self._lock:
             self._leases.append(lease)
             for key in keys:
-                self._of.setdefault(key, deque()).append(lease)
+                self.held.setdefault(key, deque()).append(lease)
 
     def unlock(self, keys: Sequence[Hashable]) -> None:
         """Take one lock off each key; a key without one is left alone."""
         with self._lock:
             for key in keys:
-                leases = self._of.get(key, deque())
+                leases = self.held.get(key, deque())
                 if leases:
                     lease = leases.popleft()
                     lease.held -= 1
                     if not lease.held:
                         lease.pin.release()
                 if not leases:
-                    self._of.pop(key, None)
+                    self.held.pop(key, None)
 
     def release(self, now_s: float) -> None:
         """Let go of what should have been unlocked before `now_s`."""
@@ -144,4 +139,4 @@ class Locks:
                 late = self._leases.popleft()
                 late.pin.release()
                 if late.held:
-                    self._of = {key: of for key, of in self._of.items() if of[-1] is not late or of[0] is not late}
+                    self.held = {key: of for key, of in self.held.items() if of[-1] is not late or of[0] is not late}
