@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rewarm.bench import probe
+from rewarm.bench import precondition, probe
 from rewarm.bench.histogram import histogram
 from rewarm.bench.medium import medium_of
 from rewarm.bench.probe import ProbeResult, file_bytes, run_probe
@@ -30,12 +30,12 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_cell_is_measured_and_reads_are_proven(counted: Path, stage: Any) -> None:
     told: list[str] = []
-    result = run_probe(counted, stage, told.append)
+    result = run_probe([counted], stage, told.append)
     cells = [(r.operation, r.block_bytes, r.in_flight_bytes) for r in result.readings]
-    assert len(set(cells)) == len(cells) == 2 * (4 + 4 + 3 + 2)
+    assert len(set(cells)) == len(cells) == 2 * (4 + 4 + 3 + 2) + 4
     assert all(in_flight >= block for _, block, in_flight in cells)
     for reading in result.readings:
-        assert reading.cold == ("proven" if reading.operation == "read" else None)
+        assert reading.cold == (None if reading.operation == "write" else "proven")
         assert 0 < reading.bytes_moved <= 16 * MIB
         assert reading.bytes_per_s == pytest.approx(reading.bytes_moved / reading.seconds)
         assert 0 < reading.latency_s.p50 <= reading.latency_s.p90 <= reading.latency_s.p99 <= reading.latency_s.max
@@ -58,7 +58,7 @@ def test_the_file_fits_the_room_that_there_is(tmp_path: Path) -> None:
 
 def test_a_missing_directory_is_named(tmp_path: Path, stage: Any) -> None:
     with pytest.raises(ConfigError, match="no such directory"):
-        run_probe(tmp_path / "missing", stage, lambda text: None)
+        run_probe([tmp_path / "missing"], stage, lambda text: None)
 
 
 def test_histograms_count_every_value_in_the_bucket_that_ends_above_it() -> None:
@@ -90,6 +90,64 @@ def test_the_table_has_a_line_for_every_cell(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(probe, "IN_FLIGHT_BYTES", (0, 4 * MIB))
     result = CliRunner().invoke(main, ["probe", str(tmp_path)])
     assert result.exit_code == exits.OK, result.stderr
-    assert [line.split()[1] for line in result.stdout.splitlines() if "1.0 MiB" in line] == ["read"] * 2 + ["write"] * 2
+    assert [line.split()[1] for line in result.stdout.splitlines() if "1.0 MiB" in line] == [
+        *["read"] * 2,
+        *["write"] * 2,
+        "mixed",
+    ]
     assert "ceiling: read" in result.stdout
     assert "removed" in result.stderr
+
+
+def test_several_media_are_measured_one_by_one_and_together(counted: Path, stage: Any) -> None:
+    drives = [counted / "a", counted / "b"]
+    for drive in drives:
+        drive.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "BLOCK_BYTES", (MIB,))
+        patch.setattr(probe, "IN_FLIGHT_BYTES", (0, 4 * MIB))
+        result = run_probe(drives, stage, lambda text: None)
+    cells = [(r.path, r.operation) for r in result.readings]
+    for drive in map(str, drives):
+        assert [op for path, op in cells if path == drive] == ["read", "read", "write", "write", "mixed"]
+    together = {r.operation: r for r in result.readings if r.path is None}
+    assert (together["read"].cold, together["write"].cold) == ("proven", None)
+    assert result.read_bytes_per_s == together["read"].bytes_per_s
+    assert result.write_bytes_per_s == together["write"].bytes_per_s
+    assert [medium.path for medium in result.media] == list(map(str, drives))
+    assert [list(drive.iterdir()) for drive in drives] == [[], []]
+    with pytest.raises(ConfigError, match="twice"):
+        run_probe([counted, counted / "a" / ".."], stage, lambda text: None)
+
+
+def test_a_full_probe_wears_the_medium_in_until_its_rate_is_steady(
+    counted: Path, stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "BLOCK_BYTES", (MIB,))
+    monkeypatch.setattr(probe, "IN_FLIGHT_BYTES", (0, 4 * MIB))
+    monkeypatch.setattr(probe, "file_bytes", lambda medium, full: 16 * MIB)
+    monkeypatch.setattr(precondition, "WINDOW_S", 0.01)
+    monkeypatch.setattr(precondition, "RANGE_MAX", 1e9)
+    monkeypatch.setattr(precondition, "SLOPE_MAX", 1e9)
+    result = run_probe([counted], stage, lambda text: None, full=True)
+    assert result.steady is not None
+    assert result.steady.reached
+    assert len(result.steady.windows_bytes_per_s) == 5
+    assert result.steady.written_bytes > 2 * 16 * MIB
+    assert msgspec.json.decode(msgspec.json.encode(result), type=ProbeResult) == result
+    monkeypatch.setattr(precondition, "STEADY_S_MAX", 0.0)
+    result = run_probe([counted], stage, lambda text: None, full=True)
+    assert any("was not steady" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("rates", "steady"),
+    [
+        ([5.0, 1.0, 1.02, 0.98, 1.0, 1.01], True),
+        ([1.0, 1.0, 1.0, 1.0], False),  # too few
+        ([1.0, 1.3, 1.0, 1.0, 1.0], False),  # range
+        ([1.0, 0.97, 0.94, 0.91, 0.88], False),  # slope
+    ],
+)
+def test_steady_is_a_small_range_and_a_small_slope(rates: list[float], steady: bool) -> None:
+    assert precondition.is_steady(rates) == steady

@@ -17,7 +17,7 @@ from rewarm.workload.job import Server
 
 FRESH = 1 << 32
 """Prompts from this number on are no sessions: they are computed anew, to overflow a cache, or to disturb."""
-SAMPLE_WORDS = (32, 512)
+SAMPLE_WORDS = (16, 256)
 """Lengths of the two prompts that show how many tokens a word is."""
 _SYLLABLES = [f"{consonant}{vowel}" for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 _WORDS = np.array([f"{first}{second}" for first in _SYLLABLES for second in _SYLLABLES])

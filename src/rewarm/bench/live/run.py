@@ -55,7 +55,11 @@ def run_live(job: Job, stages: Stages, tell: Callable[[str], None], *, api_key: 
     Raises `ConfigError` for what cannot be run, `StorageError` when a server does not come up or cannot be filled.
     Requests that fail in a cell do not raise: they are in `Result.failures`.
     """
-    return asyncio.run(_run(_Run(job, stages, tell), api_key))
+    try:
+        return asyncio.run(_run(_Run(job, stages, tell), api_key))
+    except KeyboardInterrupt:
+        tell(f"ended the requests under way and closed all connections; {', '.join(job.servers)} keep what they stored")
+        raise
 
 
 async def _run(run: _Run, api_key: str | None) -> Result:
