@@ -10,7 +10,7 @@ BENCHES := $(filter-out _%,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.
 PIP     := $(BIN)/python -m pip install --quiet --prefer-binary
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format fuzz lab-two-media engine-env lmcache-env sglang-env transformers-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
+.PHONY: help demo test check lint types format fuzz lab-two-media lab-nvmeof engine-env lmcache-env sglang-env transformers-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -51,6 +51,9 @@ fuzz: $(VENV)/.dev ## a million hostile inputs for the parsers of frames, logs, 
 
 lab-two-media: $(VENV)/.dev ## two throttled media, every restore order, the published table in small: root, 4 minutes
 	@$(BIN)/python lab/two-media/run.py $(ARGS)
+
+lab-nvmeof: $(VENV)/.dev ## a guest with a real NVMe-oF target, link and drive faults, two hosts: root, ten minutes
+	@lab/nvmeof/run $(ARGS)
 
 soak: $(VENV)/.dev ## thirty minutes of 24 processes on three hosts under random faults; needs root and GlusterFS
 	@REWARM_SOAK_S=1800 $(BIN)/python -m pytest -q -m soak $(ARGS)

@@ -1,0 +1,198 @@
+"""Processes that use a pool from the outside: each with a host identity of its own, told what to do through a pipe.
+
+The interpreter with Rewarm in it is forked before any store is opened, because under emulation its start takes long.
+Every question has a bound: a process that does not answer within it is the finding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rewarm
+from rewarm.store.contract import Outcome, Store
+from rewarm.testing import payload
+
+NAMESPACE = "nvme-of lab"
+BLOCK_BYTES = 128 << 10
+CLONE_NEWNS = 0x20000
+Answer = dict[str, Any]
+
+
+class Peer:
+    """A process of its own. Methods of `Worker` are called by name; `ask` waits, `tell` and `answer` do not."""
+
+    def __init__(self, machine: str = "") -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipe, far = context.Pipe()
+        self._process = context.Process(target=_serve, args=(far, machine), daemon=True)
+        self._process.start()
+        far.close()
+
+    def tell(self, what: str, **values: Any) -> None:
+        """Start something."""
+        self._pipe.send((what, values))
+
+    def answer(self, timeout_s: float = 60) -> Answer:
+        """What came of it. Raises `RuntimeError` when nothing comes within the bound, or the process failed."""
+        if not self._pipe.poll(timeout_s):
+            raise RuntimeError(f"a process did not answer within {timeout_s:g} s")
+        try:
+            answer: Answer = self._pipe.recv()
+        except EOFError:
+            raise RuntimeError("a process died") from None
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
+
+    def ask(self, what: str, timeout_s: float = 60, **values: Any) -> Answer:
+        """Tell, and wait for the answer."""
+        self.tell(what, **values)
+        return self.answer(timeout_s)
+
+    def ready(self, timeout_s: float) -> bool:
+        """Whether an answer has come."""
+        return self._pipe.poll(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self._process.pid
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.join(10)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError, RuntimeError):
+            self.ask("close", timeout_s=30)
+        self.kill()
+
+
+class Worker:
+    """What a peer can be told. Blocks are numbered; the bytes of each follow from its number."""
+
+    def __init__(self) -> None:
+        self.store: Store | None = None
+
+    def open(self, url: str, namespace: str = NAMESPACE) -> Answer:
+        """Open a pool."""
+        self.store = rewarm.open(url, namespace=namespace)
+        return {"device": self.opened.stats().device}
+
+    def close(self) -> Answer:
+        """Close it."""
+        if self.store:
+            self.store.close()
+            self.store = None
+        return {}
+
+    def save(self, first: int, count: int, timeout_s: float = 60) -> Answer:
+        """Save blocks; which of them are published."""
+        keys = block_keys(first, count)
+        transfer = self.opened.save(keys, [block(key) for key in keys])
+        stored = transfer.wait(timeout_s)
+        return {"stored": [first + i for i, held in enumerate(stored) if held], "outcomes": names(transfer.outcomes)}
+
+    def load(self, first: int, count: int, timeout_s: float = 60) -> Answer:
+        """Load a run of blocks."""
+        return self.load_each(list(range(first, first + count)), timeout_s)
+
+    def load_each(self, numbers: list[int], timeout_s: float = 60) -> Answer:
+        """Load blocks. Wrong bytes are counted apart: there must be none."""
+        keys = [block_key(number) for number in numbers]
+        region = np.zeros((len(keys), BLOCK_BYTES), np.uint8)
+        start_s = time.monotonic()
+        transfer = self.opened.load(keys, list(region))
+        hits = transfer.wait(timeout_s)
+        took_s = time.monotonic() - start_s
+        wrong = sum(hit and bytes(row) != block(key) for key, row, hit in zip(keys, region, hits, strict=True))
+        return {
+            "hits": sum(hits), "wrong": wrong, "took_s": took_s, "outcomes": names(transfer.outcomes),
+            "released": transfer.wait_released(90),
+        }  # fmt: skip
+
+    def lookup(self, first: int, count: int) -> Answer:
+        """How many are known."""
+        self.opened.refresh()
+        return {"known": int(self.opened.lookup(block_keys(first, count)).mask.sum())}
+
+    def evict(self, to_bytes: int) -> Answer:
+        """Make room."""
+        return {"freed": self.opened.evict(to_bytes=to_bytes)}
+
+    def stats(self) -> Answer:
+        """What the store counts."""
+        found = self.opened.stats()
+        return {"used": found.used_bytes, "unreleased": found.unreleased_bytes, "misses": dict(found.misses)}
+
+    @property
+    def opened(self) -> Store:
+        """The store that was opened."""
+        assert self.store is not None
+        return self.store
+
+
+def block_keys(first: int, count: int) -> list[bytes]:
+    """Keys of numbered blocks."""
+    return [block_key(number) for number in range(first, first + count)]
+
+
+def block_key(number: int) -> bytes:
+    """Key of one block."""
+    return f"block-{number:020d}".encode()
+
+
+def block(key: bytes) -> bytes:
+    """The bytes of a block, from its key."""
+    return bytes(payload(key, BLOCK_BYTES))
+
+
+def names(outcomes: list[Outcome]) -> dict[str, int]:
+    """How many of each outcome."""
+    return {outcome.value: outcomes.count(outcome) for outcome in set(outcomes)}
+
+
+def _serve(pipe: Connection, machine: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if machine:
+        _become(machine)
+    worker = Worker()
+    while True:
+        try:
+            what, values = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            if what == "save_for_ever":
+                _save_for_ever(worker, pipe, **values)
+            pipe.send(getattr(worker, what)(**values))
+        except Exception as error:  # noqa: BLE001  whatever it is, the case that asked shall say it
+            pipe.send({"error": f"{what}: {type(error).__name__}: {error}"})
+
+
+def _save_for_ever(worker: Worker, pipe: Connection, first: int, step: int) -> None:
+    while True:
+        pipe.send(worker.save(first, step))
+        first += step
+
+
+def _become(machine: str) -> None:
+    """A host identity of its own, in a mount space of its own."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "cannot make a mount space")
+    # What is mounted later is still seen here, and nothing of this one elsewhere.
+    subprocess.run(["mount", "--make-rslave", "/"], check=True)
+    identity = Path(f"/run/machine-id-{machine}")
+    identity.write_text(machine.encode().hex().ljust(32, "0") + "\n")
+    subprocess.run(["mount", "--bind", str(identity), "/etc/machine-id"], check=True)

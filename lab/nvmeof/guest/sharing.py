@@ -1,0 +1,98 @@
+"""Two hosts on one array: what is right (a server of NFS) and what we refuse (a file system mounted twice)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from lab.nvmeof.guest.bench import Bench, expect
+from lab.nvmeof.guest.fabric import Controller, mount, run, until
+from lab.nvmeof.guest.peers import BLOCK_BYTES
+
+ROUNDS = {False: 12, True: 4}
+STEP = 8
+VISIBLE_S = 60
+
+
+def nfs_from_one_host(bench: Bench, short: bool) -> str:
+    """One host serves its XFS by NFS 4.2; two hosts write and read one pool there, under eviction."""
+    _serve_nfs(bench)
+    places = {}
+    for host in "AB":
+        places[host] = Path(f"/mnt/nfs-{host}")
+        places[host].mkdir()
+        options = "vers=4.2,nosharecache,soft,timeo=50,retrans=2,lookupcache=positive"
+        # The helper itself: mount looks for it in the machine's directories only.
+        run("mount.nfs4", "127.0.0.1:/", str(places[host]), "-o", options)
+    (places["A"] / "pool").mkdir()
+    peers = {host: bench.peer(f"host-{host}") for host in "AB"}
+    for host, peer in peers.items():
+        url = f"file://{places[host]}/pool?capacity=16MiB&poll=200ms&io_deadline=10s"
+        peer.ask("open", url=url)
+    seen = verified = 0
+    for number in range(ROUNDS[short]):
+        writer, reader = (peers["A"], peers["B"]) if number % 2 else (peers["B"], peers["A"])
+        first = number * STEP
+        stored = writer.ask("save", first=first, count=STEP, timeout_s=90)["stored"]
+        expect(stored, "nothing was stored")
+        deadline_s = time.monotonic() + VISIBLE_S
+        while reader.ask("lookup", first=first, count=STEP)["known"] < len(stored):
+            expect(time.monotonic() < deadline_s, f"not visible to the other host within {VISIBLE_S} s")
+        found = reader.ask("load", first=0, count=first + STEP, timeout_s=90)
+        expect(not found["wrong"], f"wrong bytes: {found}")
+        seen += len(stored)
+        verified += found["hits"]
+    used = max(peer.ask("stats")["used"] for peer in peers.values())
+    expect(used <= 17 << 20, f"{used} bytes used of 16 MiB")
+    for peer in peers.values():
+        peer.ask("close", timeout_s=90)
+    for place in places.values():
+        run("umount", "-f", str(place))
+    return f"{seen} blocks seen by the other host, {verified} hits verified, {seen * BLOCK_BYTES >> 20} MiB through 16"
+
+
+def _serve_nfs(bench: Bench) -> None:
+    (bench.array / "export").mkdir()
+    run("mkdir", "-p", "/run/rpcbind", "/var/lib/nfs/rpc_pipefs", "/var/lib/nfs/nfsdcltrack", "/var/lib/nfs/v4recovery")
+    for name in ("etab", "rmtab"):
+        Path("/var/lib/nfs", name).touch()
+    run("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd", check=False)
+    run("exportfs", "-i", "-o", "rw,fsid=0,no_root_squash,no_subtree_check,insecure,sync", f"*:{bench.array}/export")
+    # Else the server waits 90 s for clients of an earlier life.
+    for name in ("nfsv4leasetime", "nfsv4gracetime"):
+        Path("/proc/fs/nfsd", name).write_text("10")
+    run("rpc.mountd", "-N", "3", check=False)
+    run("rpc.nfsd", "-N", "3", "-V", "4.2", "--no-udp", "4", check=False)
+    until(lambda: int(run("cat", "/proc/fs/nfsd/threads")) > 0, "the threads of the NFS server")
+
+
+def xfs_mounted_twice(bench: Bench, short: bool) -> str:
+    """A second host that mounts the same namespace loses data silently: its pool is refused."""
+    run("umount", "-l", "/mnt/array", check=False)
+    run("mdadm", "--stop", "/dev/md0", check=False)
+    other = Controller("B", bench.ports["B"], bench.subsystem)
+    here, there = bench.controller.drives()[0], other.drives()[0]
+    run("wipefs", "-a", here)
+    run("mkfs.xfs", "-q", "-f", "-K", here)
+    place = mount(here, "/mnt/once")
+    host_a, host_b = bench.peer("host-A"), bench.peer("host-B")
+    url = bench.pool(place, "pool")
+    host_a.ask("open", url=url)
+    host_a.ask("save", first=0, count=4)
+    host_a.ask("close")
+    # What the first host wrote is only in its log until it unmounts.
+    run("umount", "/mnt/once")
+    mount(here, "/mnt/once")
+    host_a.ask("open", url=url)
+    mount(there, "/mnt/twice", options="nouuid")
+    try:
+        host_b.ask("open", url=url.replace("/mnt/once", "/mnt/twice").split("?")[0])
+    except RuntimeError as error:
+        expect("PoolInUse" in str(error), f"refused for another reason: {error}")
+        return f"refused: {error}"[:120]
+    finally:
+        host_a.ask("close")
+        run("umount", "/mnt/twice")
+        run("umount", "/mnt/once")
+        other.disconnect()
+    raise RuntimeError("a file system mounted by two hosts was opened by both")
