@@ -69,7 +69,9 @@ class WriterView(msgspec.Struct):
     alive: bool = False
     foreign: bool = False
     names_damage: bool = False
+    adopted: bool = False
     counters: int = 0
+    lease_s: float | None = None
     logs: list[FileFacts] = []
     entries: dict[int, list[npt.NDArray[np.void]]] = {}
 
@@ -100,7 +102,10 @@ def read_pool(pool: Pool, *, direct: bool, local: bool) -> PoolView:
         files = pool.files(writer)
         logs = [file for file in files if not file.is_segment]
         one = WriterView(writer, logs=logs, skips=[], entries={})
-        one.alive = not local or (bool(logs) and not writer_is_dead(pool, writer, logs[0].name))
+        with contextlib.suppress(OSError):
+            one.adopted = pool.is_adopted(writer)
+        lock_free = local and not (logs and not writer_is_dead(pool, writer, logs[0].name))
+        one.alive = not one.adopted and not lock_free
         for file in logs:
             _read_log(pool, file, reader, one, view, direct)
         view.writers.append(one)
@@ -123,7 +128,9 @@ def _read_log(pool: Pool, file: FileFacts, reader: LogReader, one: WriterView, v
         one.foreign |= _first_page_is_foreign(descriptor)
         for frame in reader.frames(descriptor, tail):
             one.names_damage |= frame.kind == Kind.DROPPED
-            one.counters += frame.kind == Kind.COUNTER
+            if frame.kind == Kind.COUNTER:
+                one.counters += 1
+                one.lease_s = frame.lease_s()
             if frame.kind == Kind.ENTRIES:
                 one.namespace = frame.namespace
                 entries = frame.entries().copy()

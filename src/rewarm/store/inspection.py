@@ -15,7 +15,7 @@ from rewarm.store.devices.select import Choice, choose_device
 from rewarm.store.hosts import shared_attachment
 from rewarm.store.mounts import mount_notes
 from rewarm.store.opening import parse_url
-from rewarm.store.pool import ADOPTED, NAMESPACES, Pool, open_regular, read_facts
+from rewarm.store.pool import NAMESPACES, Pool, open_regular, read_facts
 from rewarm.store.settings import Settings, visibility_bound_s
 
 NAMESPACE_FILE_BYTES_MAX = 1 << 20
@@ -32,17 +32,18 @@ class NamespaceFacts(msgspec.Struct, frozen=True):
 
 
 class WriterFacts(msgspec.Struct, frozen=True):
-    """One writer of a pool; `alive` says whether a process of this machine holds it (on a network mount: always).
+    """One writer of a pool; `alive`: a process of this machine holds it (on a network mount: nobody has adopted it).
 
-    `silent_s` is how long ago its log was written, the server's time against this host's clock: a lease that is not
-    kept shows here. `counters` are its frames that say nothing else than that it lives. `adopted`: another has taken
-    over what it left.
+    `lease_s` is the lease that its log names. `silent_s` is how long ago its log was written, the server's time against
+    this host's clock: a lease that is not kept shows here. `counters` are its frames that say nothing else than that it
+    lives. `adopted`: another has taken over what it left.
     """
 
     writer: str
     namespace: str
     alive: bool
     adopted: bool
+    lease_s: float | None
     silent_s: float
     counters: int
     blocks: int
@@ -111,7 +112,7 @@ def inspect_pool(url: str | os.PathLike[str], *, segments: bool = False) -> Insp
 
 
 def _summary(pool: Pool, choice: Choice, usage: capacity.Usage, view: PoolView, *, segments: bool) -> Inspection:
-    writers = [_writer(pool, one, usage, view) for one in view.writers]
+    writers = [_writer(one, usage, view) for one in view.writers]
     return Inspection(
         path=str(pool.root),
         pool_id=pool.facts.pool_id,
@@ -147,7 +148,7 @@ def _segments(usage: capacity.Usage, view: PoolView) -> list[SegmentFacts]:
     return found
 
 
-def _writer(pool: Pool, one: WriterView, usage: capacity.Usage, view: PoolView) -> WriterFacts:
+def _writer(one: WriterView, usage: capacity.Usage, view: PoolView) -> WriterFacts:
     files = [file for file in usage.files if file.writer == one.writer]
     present = {file.number for file in files if file.is_segment} - {n for w, n in view.evicted if w == one.writer}
     blocks = sum(len(entries) for number in present for entries in one.entries.get(number, []))
@@ -155,7 +156,8 @@ def _writer(pool: Pool, one: WriterView, usage: capacity.Usage, view: PoolView) 
         writer=one.writer,
         namespace=one.namespace.hex(),
         alive=one.alive,
-        adopted=os.path.lexists(pool.writers / one.writer / ADOPTED),
+        adopted=one.adopted,
+        lease_s=one.lease_s,
         silent_s=max(time.time() - max((log.modified_s for log in one.logs), default=0.0), 0.0),
         counters=one.counters,
         blocks=blocks,
