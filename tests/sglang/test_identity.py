@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sglang.conftest import keys
+from tests.sglang.conftest import ENVIRONMENT, keys
 from tests.transformers.remote import Remote, RemoteError
 
 pytestmark = pytest.mark.sglang
@@ -129,3 +131,12 @@ def test_prefixes_of_several_pools_as_sglangs_own_backend_sees_them(worker: Remo
     assert worker.ask("digests", pool="q") == right
     assert worker.ask("exists", backend="ours", keys=keys(16, "last")) == 0, "a page of one pool is none of another"
     worker.ask("close", backend="ours")
+
+
+def test_the_command_tries_all_of_it(worker: Remote, url: str, tmp_path: Path) -> None:
+    worker.ask("weights", path=str(tmp_path / "m"), seed=1)
+    command = [ENVIRONMENT / "bin" / "python", "-m", "rewarm", "connect", "sglang", url]
+    tried = subprocess.run([*command, "--model", tmp_path / "m", "--check", "--json"], capture_output=True, check=False)
+    assert tried.returncode == 0, tried.stdout.decode() + tried.stderr.decode()
+    answer = json.loads(tried.stdout)
+    assert [check["part"] for check in answer["checks"]] == ["engine", "interface", "directory", "pool", "weights"]

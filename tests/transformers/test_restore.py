@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
-from tests.transformers.conftest import prompt
+from tests.transformers.conftest import ENVIRONMENT, prompt
 from tests.transformers.remote import Remote
 
 pytestmark = pytest.mark.transformers
@@ -104,3 +106,23 @@ def test_several_drives(worker: Remote, tmp_path: Path) -> None:
         worker.ask("open", cache="c", name="m", url=url)
         assert worker.ask("generate", cache="c", ids=[prompt(10)])["restored"] == restored
         worker.ask("close", cache="c")
+
+
+def test_the_command_tries_all_of_it(worker: Remote, url: str, tmp_path: Path) -> None:
+    assert worker.ask("eager") == []
+    (tmp_path / "hybrid").mkdir()
+    (tmp_path / "hybrid" / "config.json").write_text(json.dumps({"model_type": "qwen3_next"}))
+    command = [ENVIRONMENT / "bin" / "python", "-m", "rewarm", "connect", "transformers", url]
+    tried = subprocess.run(
+        [*command, "--model", tmp_path / "hybrid", "--check", "--json"], capture_output=True, check=False
+    )
+    checks = {check["part"]: check for check in json.loads(tried.stdout)["checks"]}
+    assert {part: check["ok"] for part, check in checks.items()} == {
+        "engine": True,
+        "round trip": True,
+        "directory": True,
+        "pool": True,
+        "model": False,
+    }
+    assert "LinearAttentionLayer" in checks["model"]["what"]
+    assert tried.returncode == 1

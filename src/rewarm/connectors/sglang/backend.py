@@ -202,7 +202,7 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         rank = [None if shared else config.tp_rank, config.pp_rank, config.attn_cp_rank, getattr(config, "dcp_rank", 0)]
         pool = HostPool(host_pool, name, rank)
         if self._store is None:
-            self._store = self._open({part: value for part, value in pool.shape.items() if part != "rank"})
+            self._store = self._open(pool)
         for arena in pool.arenas:
             if address_of(arena) not in self._registered:  # pools of hybrid models may share their memory
                 self._registered.add(address_of(arena))
@@ -211,9 +211,11 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         size = format_size(pool.page_bytes)
         log.info("rewarm: host pool %s, pages of %d tokens and %s", name, pool.page_tokens, size)
 
-    def _open(self, shape: Mapping[str, Any]) -> Store:
+    def _open(self, pool: HostPool) -> Store:
+        shape = {part: value for part, value in pool.shape.items() if part != "rank"}
         namespace = namespace_of(self._options, self._config, shape)
-        store = open_tier(self._options["url"], namespace=namespace)
+        piece_tokens = max(1, pool.page_tokens // len(pool.piece_bytes))
+        store = open_tier(self._options["url"], namespace=namespace, block_tokens=piece_tokens)
         stats = store.stats()
         digest = namespace.digest.hex()[:12]
         log.info(

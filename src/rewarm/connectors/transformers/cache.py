@@ -78,7 +78,7 @@ class PrefixCache:
         self.namespace = namespace_of(model, layers.describe(self._groups), block_tokens, namespace)
         self._stamp = stamp(model)
         self._known = set(inspect.signature(model.generate).parameters) | {"attention_mask"}
-        self._store: Store = open_tier(url, namespace=self.namespace)
+        self._store: Store = open_tier(url, namespace=self.namespace, block_tokens=block_tokens)
         self._saving: deque[Transfer] = deque()
         self._count: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
