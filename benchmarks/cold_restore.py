@@ -1,12 +1,14 @@
 """Cold restore of one prefix against fio and a bare C ring: the same files, the same order, in one interleaved run.
 
-    python benchmarks/cold_restore.py --bed /mnt/xfs-on-ram --bed /mnt/disk [--blocks 64KiB,1MiB]
+    python benchmarks/cold_restore.py --bed /mnt/xfs-on-ram --bed /mnt/disk [--blocks 64KiB,1MiB] [--quick]
 
 For each bed and block size: saves about 1 GiB, then in each round reads it with fio (io_uring, direct, iodepth 32),
 with the C ring (32 in flight, plain and registered buffers; built on the spot if a compiler and liburing are there) and
-with `Store.load`, which also verifies every block, and for comparison without its checksum. All memory is pre-faulted
-and asks for huge pages; Rewarm's arena is registered. The order changes from round to round. Prints medians, spread,
-CPU seconds per GB, and the ratio of the paired rounds. Bytes are compared with /proc/self/io.
+with `Store.load`, which also verifies every block, and for comparison without its checksum. Then again beside a thread
+that computes in Python and never waits; beside the C ring and fio, which are processes, it is a process. All memory is
+pre-faulted and asks for huge pages; Rewarm's arena is registered. The order changes from round to round. Prints
+medians, spread, CPU seconds per GB (without the busy thread's), and the ratio of the paired rounds; the CPU of one pass
+of XXH3-128 over the same memory stands beside what verification added. Bytes are compared with /proc/self/io.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from _busy import BusyProcess, BusyThread, Quiet
 from rewarm.store.hashing import Hasher
+from rewarm.store.layout import digest
 from rewarm.store.opening import open_store
 from rewarm.units import format_size, parse_size
 
@@ -107,6 +112,13 @@ class Bed:
         finally:
             Hasher.digest = checked
 
+    def checksums(self) -> tuple[float, float, int]:
+        """One pass of XXH3-128 over the same memory, which is what verification has to do."""
+        cpu_s, start_s = time.process_time(), time.perf_counter()
+        for row in self.arena:
+            digest(row)
+        return time.perf_counter() - start_s, time.process_time() - cpu_s, self.count * self.block
+
     def ring(self, binary: Path, fixed: bool) -> tuple[float, float, int]:
         """The same through the C ring."""
         lines = "\n".join(f"{path} 4096 {size}" for path, size in self.extents)
@@ -135,46 +147,84 @@ class Bed:
         shutil.rmtree(self.root)
 
 
+Run = tuple[float, float, int]
+BUSY = "busy: "
+
+
+def beside(load: type[Quiet], method: Callable[[], Run]) -> Callable[[], Run]:
+    """The method beside a load, whose CPU seconds are taken off."""
+
+    def run() -> Run:
+        busy = load()
+        try:
+            used_s = busy.cpu_s()
+            seconds, cpu_s, size = method()
+            return seconds, cpu_s - (busy.cpu_s() - used_s), size
+        finally:
+            busy.stop()
+
+    return run
+
+
+def methods_of(bed: Bed, ring: Path | None) -> dict[str, Callable[[], Run]]:
+    """Everything that is measured, by name."""
+    methods: dict[str, Callable[[], Run]] = {"rewarm": bed.rewarm, "rewarm, unverified": bed.rewarm_unverified}
+    others: dict[str, Callable[[], Run]] = {"fio": bed.fio}
+    if ring:
+        others |= {"c ring": lambda: bed.ring(ring, False), "c ring, registered": lambda: bed.ring(ring, True)}
+    busy = {BUSY + name: beside(BusyThread, method) for name, method in methods.items()}
+    busy |= {BUSY + name: beside(BusyProcess, method) for name, method in others.items()}
+    return methods | {"xxh3 alone": bed.checksums} | others | busy
+
+
 def run_bed(directory: Path, block: int, ring: Path | None, repeats: int) -> None:
     """Measure and print one block size on one bed."""
     bed = Bed(directory, block)
     try:
-        methods = {"rewarm": bed.rewarm, "rewarm, unverified": bed.rewarm_unverified, "fio": bed.fio}
-        if ring:
-            methods |= {"c ring": lambda: bed.ring(ring, False), "c ring, registered": lambda: bed.ring(ring, True)}
-        runs: dict[str, list[tuple[float, float, int]]] = {name: [] for name in methods}
+        methods = methods_of(bed, ring)
+        runs: dict[str, list[Run]] = {name: [] for name in methods}
         bed.rewarm()
         for number in range(repeats):
             names = list(methods)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 runs[name].append(methods[name]())
-        rates = {name: [size / seconds / 1e9 for seconds, _, size in of] for name, of in runs.items()}
         print(
             f"\n{directory}, {bed.store.stats().device}, blocks of {format_size(block)}, {repeats} interleaved rounds"
         )
-        for name, of in rates.items():
-            cpu = statistics.median(cpu_s / size * 1e9 for _, cpu_s, size in runs[name])
-            paired = statistics.median(ours / theirs for ours, theirs in zip(rates["rewarm"], of, strict=True))
-            print(
-                f"  {name:20} {statistics.median(of):6.2f} GB/s ({min(of):.2f} .. {max(of):.2f})"
-                f"  {cpu:.3f} CPU s/GB   rewarm at {paired:.2f} of it"
-            )
+        show(runs)
     finally:
         bed.close()
+
+
+def show(runs: dict[str, list[Run]]) -> None:
+    """Print rates, CPU and ratios."""
+    rates = {name: [size / seconds / 1e9 for seconds, _, size in of] for name, of in runs.items()}
+    cpu = {name: statistics.median(used_s / size * 1e9 for _, used_s, size in of) for name, of in runs.items()}
+    for name, of in rates.items():
+        ours = rates[BUSY + "rewarm" if name.startswith(BUSY) else "rewarm"]
+        paired = statistics.median(mine / theirs for mine, theirs in zip(ours, of, strict=True))
+        print(
+            f"  {name:24} {statistics.median(of):6.2f} GB/s ({min(of):.2f} .. {max(of):.2f})"
+            f"  {cpu[name]:.4f} CPU s/GB   rewarm at {paired:.2f} of it"
+        )
+    added = cpu["rewarm"] - cpu["rewarm, unverified"]
+    print(f"  verification added {added:.4f} CPU s/GB; one pass alone costs {cpu['xxh3 alone']:.4f}", flush=True)
 
 
 def main() -> None:
     """Run every bed and block size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bed", action="append", required=True, type=Path)
-    parser.add_argument("--blocks", default="64KiB,1MiB,8MiB")
+    parser.add_argument("--blocks", default="64KiB,256KiB,1MiB,8MiB,64MiB")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="two rounds, 64 KiB and 1 MiB")
     arguments = parser.parse_args()
+    blocks, repeats = ("64KiB,1MiB", 2) if arguments.quick else (arguments.blocks, arguments.repeats)
     with tempfile.TemporaryDirectory() as scratch:
         ring = build_ring(Path(scratch))
         for directory in arguments.bed:
-            for block in arguments.blocks.split(","):
-                run_bed(directory, parse_size(block), ring, arguments.repeats)
+            for block in blocks.split(","):
+                run_bed(directory, parse_size(block), ring, repeats)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Saving against fio: bandwidth of durable writes, and what `save` costs its caller.
 
-    python benchmarks/store_save.py --bed /mnt/xfs-on-ram --bed /mnt/disk [--blocks 64KiB,1MiB] [--repeats 5]
+    python benchmarks/store_save.py --bed /mnt/xfs-on-ram --bed /mnt/disk [--blocks 64KiB,1MiB] [--quick]
 
 In each round writes about 512 MiB with fio (io_uring, direct, iodepth 32, a fresh file that grows, synced at the end)
 and with `Store.save` of batches of 64 MiB followed by `flush`, into a pool of its own; the order changes from round to
@@ -93,7 +93,10 @@ def main() -> None:
     parser.add_argument("--bed", action="append", required=True, type=Path)
     parser.add_argument("--blocks", default="64KiB,256KiB,1MiB,8MiB")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="two rounds, 64 KiB and 1 MiB")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.blocks, arguments.repeats = "64KiB,1MiB", 2
     for directory in arguments.bed:
         for text in arguments.blocks.split(","):
             block = parse_size(text)

@@ -17,65 +17,19 @@ import importlib
 import json
 import os
 import resource
-import subprocess
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parent.parent))
+
 import xxhash
 from peer import Peer, Requests, content, drop_page_cache, sync_file_system
 
+from _busy import BusyProcess, BusyThread, Quiet
+
 PASSES_MAX = 10
-
-
-class Quiet:
-    """No load beside the requests."""
-
-    def cpu_s(self) -> float:
-        return 0.0
-
-    def stop(self) -> None:
-        pass
-
-
-class BusyThread:
-    """A thread of this process that computes in Python and never waits, as an engine's scheduler does."""
-
-    def __init__(self) -> None:
-        self._on = True
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        time.sleep(0.02)
-
-    def _run(self) -> None:
-        count = 0
-        while self._on:
-            count += 1
-
-    def cpu_s(self) -> float:
-        """CPU seconds that it has used so far, which are not the peer's."""
-        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
-
-    def stop(self) -> None:
-        self._on = False
-        self._thread.join()
-
-
-class BusyProcess:
-    """The same load beside a peer that is a process itself."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen([sys.executable, "-Sc", "while True: pass"])
-        time.sleep(0.05)
-
-    def cpu_s(self) -> float:
-        return 0.0  # counted only once it has ended
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
 
 
 def cpu_s() -> float:
