@@ -78,9 +78,7 @@ def test_who_evicts_or_erases_while_others_load_serves_no_wrong_byte(
     assert used(tmp_path) <= CAPACITY
 
 
-def test_segments_of_the_killed_are_served_and_evicted(
-    neighbours: list[Neighbour], tmp_path: Path
-) -> None:
+def test_segments_of_the_killed_are_served_and_evicted(neighbours: list[Neighbour], tmp_path: Path) -> None:
     killed, living, last = neighbours
     assert killed.ask(f"save killed 100 {SIZE}") == "stored=100"
     assert living.ask(f"save living 60 {SIZE}") == "stored=60"

@@ -48,8 +48,8 @@ class Appender:
         self._leave_removed()
         if self.target is not None and not (self.target.room_for(length) and self.target.log_has_room()):
             self.seal(self.target)
-        if self.target is None and self.writer is not None and self.writer.log.offset > self.writer.segment_bytes:
-            self._start_over()
+        if self.target is None and self.writer is not None and self.writer.should_roll():
+            self._roll(self.writer)
         if self.target is None:
             self.target = self._open_segment(length, unwritten_bytes)
         return self.target
@@ -97,8 +97,20 @@ class Appender:
             self.leave(writer)
         elif writer is not None and writer.should_count():
             written = writer.count()
+            writer.drop_old_logs()
             self._side.counters.add(bytes_log=written)
         return written
+
+    def _roll(self, writer: Writer) -> None:
+        """Go on in a new log; where that fails, as another writer."""
+        writer.drop_old_logs()
+        try:
+            self._side.make_room(writer.log.offset)  # more than the snapshot takes
+            if self.writer is writer:
+                written = writer.roll(lambda damage: self._side.snapshot(writer.id, damage))
+                self._side.counters.add(bytes_log=written)
+        except OSError:
+            self._start_over()
 
     def _start_over(self) -> None:
         """Go on as another writer. The log of one whose segments are all evicted can be removed, a living one's not."""

@@ -137,6 +137,8 @@ def _read_log(pool: Pool, file: FileFacts, reader: LogReader, one: WriterView, v
                 one.blocks += len(entries)
                 for number in np.unique(entries["segment"]).tolist():
                     one.entries.setdefault(number, []).append(entries[entries["segment"] == number])
+            elif frame.kind == Kind.ROLLED:  # The log that follows replaces all that this one names.
+                one.entries, one.blocks = {}, 0
             elif frame.kind in (Kind.SEALED, Kind.EVICTED, Kind.DROPPED):
                 _note_references(view, Kind(frame.kind), frame.references())
     except OSError as error:

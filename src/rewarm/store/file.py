@@ -5,6 +5,7 @@ Any process may open the directory; each appends to files of its own and reads e
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from rewarm.errors import MisuseError, StorageError
 from rewarm.store import forks
 from rewarm.store.buffers import address_of, borrow, export, hold
 from rewarm.store.checking import Damage, check_pool
+from rewarm.store.compaction import Snapshot, take_snapshot
 from rewarm.store.contract import (
     Buffers,
     CheckReport,
@@ -39,7 +41,7 @@ from rewarm.store.pool import Pool
 from rewarm.store.reading import ReadLoop
 from rewarm.store.requests import Failure, LoadJob
 from rewarm.store.saving import Command, Group, SaveJob
-from rewarm.store.segments import FileCache, SegmentPin, SegmentTable
+from rewarm.store.segments import FileCache, Segment, SegmentPin, SegmentTable
 from rewarm.store.settings import Settings, visibility_bound_s
 from rewarm.store.tailing import Tailer, read_flags
 from rewarm.store.tending import Tender
@@ -325,11 +327,17 @@ class FileStore:
 
     def new_writer(self) -> Writer:
         """Make a writer for this handle. Raises `OSError`."""
-        manner = Manner(self.choice.direct, self.sync_first, self.settings.lease_s)
+        manner = Manner(self.choice.direct, self.sync_first, self.settings.lease_s, self.settings.log_keep_s)
         writer = make_writer(self, self._tailer.own_writers, self._description, manner)
         if self._fallback.pending():
             self._writes.put(Command(self._write_drops, drained=False))
         return writer
+
+    def snapshot(self, writer_id: str, damage: list[tuple[Segment, int]]) -> Snapshot:
+        """What a new log of this handle's writer begins with. Raises `OSError` while some of its files are missing."""
+        if self._tailer.lacks_own_files():
+            raise FileNotFoundError(errno.ENOENT, "segments cannot be found now: their blocks must not be forgotten")
+        return take_snapshot(self, writer_id, damage)
 
     def left(self, writer_id: str) -> None:
         """Read what a writer of this handle has left behind as one reads that of others."""

@@ -159,6 +159,15 @@ class Index:
             self._remove(row)
         return len(rows)
 
+    def entries_of(self, slots: Sequence[int]) -> tuple[list[bytes], npt.NDArray[np.int64], Places]:
+        """Every copy in these segments: keys, the slots they lie in, shape (copies,), and their places."""
+        used = len(self._keys)
+        rows = np.flatnonzero(np.isin(self._segment[:used], np.array(slots, np.uint32)))
+        keys = [key for key in map(self._keys.__getitem__, rows.tolist()) if key is not None]
+        assert len(keys) == len(rows), "a row that is free lies in no segment"
+        places = self.places_of(rows)
+        return keys, places.segment, places
+
     def keep_places(
         self, slots: Sequence[int], kept_slots: npt.NDArray[np.int64], kept_offsets: npt.NDArray[np.uint64]
     ) -> int:

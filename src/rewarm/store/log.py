@@ -179,7 +179,7 @@ class LogWriter:
         self.sequence = sequence
         self.signed_s = 0.0
         """When the last frame that arrived was begun (`now_s`)."""
-        self._sync = sync
+        self.sync = sync
         self._buffer = aligned_region(FRAME_BYTES_MAX)
 
     def append(
@@ -198,7 +198,7 @@ class LogWriter:
         written = os.pwritev(self.descriptor, [view], at)
         if written != len(frame):
             raise OSError(errno.ENOSPC, "short write to the index log")
-        if self._sync:
+        if self.sync:
             os.fdatasync(self.descriptor)
         self.frames += 1
         self.signed_s = begun_s

@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rewarm.store.buffers import Borrowed, address_of
+from rewarm.store.compaction import Snapshot
 from rewarm.store.devices.base import OPERATION, WRITE
 from rewarm.store.hashing import Hasher
 from rewarm.store.layout import PAGE, entry_dtype, pages
 from rewarm.store.operations import plan_operations
+from rewarm.store.segments import Segment
 from rewarm.store.transfer import BatchTransfer, Counters
 from rewarm.store.writer import OpenSegment, Writer
 
@@ -144,6 +146,9 @@ class WriteSide(Protocol):
 
     def new_writer(self) -> Writer:
         """Make this handle's writer. Raises `OSError`."""
+
+    def snapshot(self, writer_id: str, damage: list[tuple[Segment, int]]) -> Snapshot:
+        """What a new log of this handle's writer begins with. Raises `OSError`."""
 
     def left(self, writer_id: str) -> None:
         """A writer of this handle was given up: others may have taken its files over."""

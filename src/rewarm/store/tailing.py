@@ -193,8 +193,11 @@ class Tailer:
         return bool(logs) and logs[0] != tail.epoch and self._move(tail, logs[0])
 
     def _follow(self, tail: LogTail) -> bool:
-        """Go on in the next log, once it can be seen."""
-        return tail.rolled_to in self._logs(tail) and self._move(tail, tail.rolled_to)
+        """Go on in the next log once it can be seen, or in the first that is left where that one is gone, too."""
+        logs = self._logs(tail)
+        if tail.rolled_to in logs:
+            return self._move(tail, tail.rolled_to)
+        return bool(logs) and logs[0] > tail.epoch and self._move(tail, logs[0])
 
     def _move(self, tail: LogTail, epoch: int) -> bool:
         self._shared.files.forget(self._path(tail))

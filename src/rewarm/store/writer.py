@@ -13,7 +13,7 @@ import fcntl
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from rewarm.store import layout
 from rewarm.store.buffers import aligned_region
+from rewarm.store.compaction import Snapshot
 from rewarm.store.layout import PAGE, Kind
 from rewarm.store.log import LogWriter, now_s
 from rewarm.store.pool import ADOPTED, WRITERS, Pool, close_file, open_regular, sync_directory
@@ -39,6 +40,9 @@ LATE_SHARE = 2
 COUNT_SHARE = 6
 """So many times within its lease a writer says that it lives, when it has nothing else to say."""
 
+ROLL_GROWTH = 2
+"""A log is rolled when it is so many times as long as what the last one began with: compaction costs as much again."""
+
 LOCK_ATTEMPTS = 100
 LOCK_PAUSE_S = 0.01
 """Who asks whether a writer is dead lets go of its lock at once; a second is ample."""
@@ -55,6 +59,7 @@ class Manner(msgspec.Struct, frozen=True):
     direct: bool
     sync: bool
     lease_s: float
+    log_keep_s: float
 
 
 class OpenSegment:
@@ -99,6 +104,10 @@ class Writer:
         self._namespace = namespace
         self._manner = manner
         self._lost = False
+        self._epochs = 1
+        self._old_logs: list[tuple[LogWriter, float]] = []
+        self._snapshot_bytes = 0
+        self._damage: list[tuple[Segment, int]] = []
         self._numbers = 0
         self._open_segments = 0
         self._retired = False
@@ -118,9 +127,7 @@ class Writer:
             _lock(self.log.descriptor)
             if self.removed():
                 raise FileNotFoundError(errno.ENOENT, "the new log was taken for a dead writer's, and removed")
-            record = layout.encode_open(pool.pool_id, pool.facts.capacity_bytes, pool.facts.segment_bytes)
-            self.log.append(Kind.OPEN, record, 1)
-            self.count()
+            self._begin_log(self.log)
             sync_directory(pool.writers)
             sync_directory(pool.root)
         except OSError:
@@ -150,6 +157,56 @@ class Writer:
         """Say that this writer lives, and for how long that holds; returns log bytes."""
         return self.log.append(Kind.COUNTER, layout.encode_counter(self._manner.lease_s), 1)
 
+    def _begin_log(self, log: LogWriter) -> None:
+        facts = self._pool.facts
+        log.append(Kind.OPEN, layout.encode_open(self._pool.pool_id, facts.capacity_bytes, facts.segment_bytes), 1)
+        log.append(Kind.COUNTER, layout.encode_counter(self._manner.lease_s), 1)
+
+    def should_roll(self) -> bool:
+        """True when the log is longer than a segment, and than twice what it must say."""
+        return self.log.offset > max(self.segment_bytes, ROLL_GROWTH * self._snapshot_bytes)
+
+    def roll(self, take: Callable[[list[tuple[Segment, int]]], Snapshot]) -> int:
+        """Go on in a new log; returns its bytes. It is complete and synced before the old one says so.
+
+        Raises `OSError` where that fails: the old log goes on then.
+        """
+        snapshot = take(self._damage)
+        self._epochs += 1
+        manner = self._manner
+        log = LogWriter(
+            self._pool, self.id, direct=manner.direct, sync=False, epoch=self._epochs, sequence=self.log.sequence
+        )
+        try:
+            _lock(log.descriptor)
+            self._begin_log(log)
+            for key_bytes, entries in snapshot.entries:
+                self._append_entries(log, key_bytes, entries)
+            for number, size in snapshot.sealed:
+                log.append(Kind.SEALED, layout.encode_reference(bytes.fromhex(self.id), number, size), 1)
+            self._append_damage(log, snapshot.damage)
+            os.fdatasync(log.descriptor)
+            self.sync_names()
+            self.log.append(Kind.ROLLED, layout.encode_reference(bytes.fromhex(self.id), log.epoch, log.offset), 1)
+        except OSError:
+            log.close()
+            with contextlib.suppress(OSError):
+                os.unlink(log.path)
+            raise
+        log.sync = manner.sync
+        log.signed_s = self.log.signed_s
+        self._old_logs.append((self.log, time.monotonic()))
+        self.log, self._snapshot_bytes, self._damage = log, log.offset, list(snapshot.damage)
+        return log.offset
+
+    def drop_old_logs(self) -> None:
+        """Remove logs that everybody who polls has read."""
+        while self._old_logs and time.monotonic() - self._old_logs[0][1] >= self._manner.log_keep_s:
+            log, _ = self._old_logs.pop(0)
+            with contextlib.suppress(OSError):
+                os.unlink(log.path)
+            log.close()
+
     def should_count(self) -> bool:
         """True when it has said nothing for a while."""
         return now_s() - self.log.signed_s >= self._manner.lease_s / COUNT_SHARE
@@ -164,11 +221,14 @@ class Writer:
 
     def publish(self, key_bytes: int, entries: npt.NDArray[np.void]) -> int:
         """Write entries with keys of one length as frames; returns log bytes."""
+        return self._append_entries(self.log, key_bytes, entries)
+
+    def _append_entries(self, log: LogWriter, key_bytes: int, entries: npt.NDArray[np.void]) -> int:
         written = 0
         step = layout.entries_per_frame(key_bytes)
         for start in range(0, len(entries), step):
             part = entries[start : start + step]
-            written += self.log.append(
+            written += log.append(
                 Kind.ENTRIES, part.tobytes(), len(part), namespace=self._namespace, key_bytes=key_bytes
             )
         return written
@@ -179,11 +239,15 @@ class Writer:
 
     def announce_damage(self, damage: Sequence[tuple[Segment, int]]) -> int:
         """Name damaged places, as many in a frame as it holds; returns log bytes."""
+        self._damage += damage
+        return self._append_damage(self.log, damage)
+
+    def _append_damage(self, log: LogWriter, damage: Sequence[tuple[Segment, int]]) -> int:
         written = 0
         for start in range(0, len(damage), layout.REFERENCES_PER_FRAME):
             part = damage[start : start + layout.REFERENCES_PER_FRAME]
             records = [layout.encode_reference(bytes.fromhex(one.writer), one.number, at) for one, at in part]
-            written += self.log.append(Kind.DROPPED, b"".join(records), len(part))
+            written += log.append(Kind.DROPPED, b"".join(records), len(part))
         return written
 
     def sync_names(self) -> None:
@@ -213,7 +277,8 @@ class Writer:
             with contextlib.suppress(OSError):
                 os.fdatasync(self.log.descriptor)
                 self.sync_names()
-        self.log.close()
+        for log in (self.log, *(log for log, _ in self._old_logs)):
+            log.close()
         if empty:
             with contextlib.suppress(OSError):
                 os.unlink(self.log.path)
