@@ -1,6 +1,6 @@
-"""The scenes of the model that need no lease: publishing, verification, damage, names, eviction, capacity, compaction.
+"""The scenes of the model that need no lease: publishing, verification, damage, names, compaction.
 
-Each is a function from the rules in force to a scene. The rest is in `lives.py`.
+Each is a function from the rules in force to a scene. The others are in `room.py` and `lives.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from tests.store.model.world import (
     holders,
     load,
     poll,
-    segment,
-    segments,
     served_at_last,
     write_page,
     write_slot,
@@ -241,123 +239,6 @@ def probing(rules: Rules) -> Scene:
     return Scene([Actor("W", [publish]), Actor("R", [look, look])], begin(rules, "R"), [no_fault], [due])
 
 
-SEGMENTS, LOW = 5, 3
-
-
-def eviction(rules: Rules) -> Scene:
-    """Two evictors find the pool full at once, one may end at any step; a slow writer fills the oldest segment."""
-    # One open segment, the oldest of all, and five sealed ones.
-    files = {f"seg/W/{i}": ("head", f"k{i}") for i in range(SEGMENTS)} | {"seg/V/0": ("head",)}
-    log = tuple(slot for i in range(SEGMENTS) for slot in (("entry", f"k{i}", i, 1), ("sealed", i)))
-
-    def used(state: State) -> int:
-        return len(segments(state))
-
-    def evictor(name: str) -> list[Step]:
-        def measure(state: State) -> int | None:
-            state[f"{name}.used"] = used(state)
-            state[f"{name}.list"] = tuple(p for p in segments(state) if "12" not in rules or p[0] == "W")
-            return choose_at
-
-        def choose(state: State) -> int | None:
-            if not state[f"{name}.list"] or ("14" in rules and state[f"{name}.used"] <= LOW):
-                return END
-            return None
-
-        def announce(state: State) -> None:
-            append(state, name, ("evicted", *state[f"{name}.list"][0]))
-
-        def unlink(state: State) -> int | None:
-            (owner, number), *rest = state[f"{name}.list"]
-            gone = state[f"seg/{owner}/{number}"] is not None
-            state[f"seg/{owner}/{number}"] = None
-            state[f"{name}.list"] = tuple(rest)
-            state["removed"] += gone
-            if gone or "11b" not in rules:
-                state["credited"] += 1
-                state[f"{name}.used"] -= 1
-            return 0 if "11c" in rules else choose_at
-
-        choose_at = 1
-        acts = [announce, unlink] if "11a" in rules else [unlink_first(unlink), announce_last(name)]
-        return [measure, choose, *acts]
-
-    def announced(state: State) -> str | None:
-        said = {slot[1:] for name in ("E", "F") for slot in state.get(f"log/{name}/1", ())}
-        gone = {("W", i) for i in range(SEGMENTS) if state[f"seg/W/{i}"] is None}
-        return f"gone and not announced: {gone - said}" if gone - said else None
-
-    def books(state: State) -> str | None:
-        if state["credited"] > state["removed"]:
-            return "more was credited than was removed"
-        least = LOW + 1 - 2
-        return f"evicted down to {used(state)}" if used(state) < least else None
-
-    def fill(state: State) -> None:
-        write_page(state, "V", 0, 1, "v")
-
-    def publish(state: State) -> None:
-        append(state, "V", ("entry", "v", 0, 1))
-        if segment(state, "V", 0) is None:
-            state["fault"] = "a living writer publishes into a file that was removed"
-
-    start = begin(rules, **{k.replace("/", "__"): v for k, v in files.items()}, log__W__1=log, removed=0, credited=0)
-    for name in ("E", "F"):
-        start |= {f"{name}.used": 0, f"{name}.list": ()}
-    actors = [
-        Actor("E", evictor("E"), may_die=True),
-        Actor("F", evictor("F")),
-        Actor("V", [fill, publish]),
-    ]
-    return Scene(actors, start, [no_fault, announced, books])
-
-
-def unlink_first(unlink: Step) -> Step:
-    """An evictor that forgets to announce first."""
-
-    def unlink_unsaid(state: State) -> None:
-        unlink(state)
-
-    return unlink_unsaid
-
-
-def announce_last(name: str) -> Step:
-    """And does so afterwards."""
-
-    def announce(state: State) -> int:
-        return 0
-
-    return announce
-
-
-def quota(rules: Rules) -> Scene:
-    """A pool is full of what a dead writer left; another process starts and goes on saving."""
-    capacity = 4
-
-    def make_room(state: State) -> int | None:
-        files = segments(state)
-        mine = [place for place in files if place[0] == "N"]
-        counted = files if "13" in rules else mine
-        if len(counted) + 1 > capacity:
-            owner, number = files[0]
-            state[f"seg/{owner}/{number}"] = None
-            return state["N.pc"]  # type: ignore[no-any-return]
-        return None
-
-    def create(number: int) -> Step:
-        def new_segment(state: State) -> None:
-            state[f"seg/N/{number}"] = ("head",)
-
-        return new_segment
-
-    def bounded(state: State) -> str | None:
-        return f"{len(segments(state))} of {capacity} used" if len(segments(state)) > capacity else None
-
-    start = begin(rules, **{f"seg__W__{i}": ("head",) for i in range(capacity)})
-    steps = [step for i in range(10, 13) for step in (make_room, create(i))]
-    return Scene([Actor("N", steps, may_die=True)], start, [bounded])
-
-
 def compaction(rules: Rules) -> Scene:
     """A writer rolls its log while one reader polls in time, another sleeps, and the writer may die at every step.
 
@@ -427,7 +308,5 @@ SCENES: Sequence[Callable[[Rules], Scene]] = (
     damage,
     names,
     probing,
-    eviction,
-    quota,
     compaction,
 )
