@@ -15,12 +15,13 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+from rewarm.bench.cold import kept_resident
 from rewarm.bench.counters import Snapshot
 from rewarm.bench.destination import Destinations
 from rewarm.bench.payload import Payload
 from rewarm.bench.pools import open_reader
 from rewarm.bench.throttle import RateLimit
-from rewarm.bench.wave import Wave, WaveReading
+from rewarm.bench.wave import Wave, WaveReading, warm_up
 from rewarm.errors import ConfigError, RewarmError
 from rewarm.store.contract import Store
 from rewarm.workload.sessions import RankSessions
@@ -143,6 +144,9 @@ def _serve(connection: Connection, task: Task, stack: ExitStack) -> None:
         rate = target.emulated_bytes_per_s
         limit = RateLimit(rate, shared=target.rate_descriptor) if rate else None
         stores[name] = stack.enter_context(open_reader(target.url, target.order, limit))
+    for store in stores.values():
+        warm_up(store, sessions, payload)
+    stack.enter_context(kept_resident())
     stats = {name: store.stats() for name, store in stores.items()}
     sliced = [n for n in range(1, task.concurrency_max + 1) if not destinations.region(n).whole]
     _send(connection, Ready({name: (s.device, s.device_refusals) for name, s in stats.items()}, sliced))

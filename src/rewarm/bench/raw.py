@@ -42,6 +42,8 @@ class RawReading(msgspec.Struct, frozen=True, kw_only=True):
 
     bytes_moved: int
     operations: int
+    read_bytes: int
+    """Of `bytes_moved`; the rest was written."""
     seconds: float
     cpu_s: float
     latencies_s: npt.NDArray[np.float64]
@@ -98,7 +100,7 @@ def run_raw(
     """
     length = int(operations["length"][0])
     slots = min(in_flight, device.depth, len(operations))
-    writing = operations["opcode"][0] == WRITE
+    writing = bool((operations["opcode"] == WRITE).any())
     base = int(arena.__array_interface__["data"][0])
     free = list(range(slots))
     stamps = arena[: slots * length].view(np.uint64).reshape(slots, -1)[:, :: SECTOR_BYTES // 8]
@@ -134,6 +136,7 @@ def run_raw(
     return RawReading(
         bytes_moved=submitted * length,
         operations=submitted,
+        read_bytes=int((operations["opcode"][:submitted] == READ).sum()) * length,
         seconds=last - start,
         cpu_s=cpu_s,
         latencies_s=np.concatenate(latencies),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Protocol
 
+from rewarm.bench.cold import kept_resident
 from rewarm.bench.destination import Destinations
 from rewarm.bench.payload import Payload
 from rewarm.bench.pools import Pool
@@ -56,6 +57,7 @@ class LocalReaders:
             self._stores[name] = stack.enter_context(self._pools[name].reader(target))
             warm_up(self._stores[name], self._sessions, self._payload)
             opened(name, self._stores[name])
+        stack.enter_context(kept_resident())
 
     def wave(self, name: str, concurrency: int, advance: Callable[[float], None]) -> WaveReading:
         """See `Readers`."""

@@ -17,19 +17,20 @@ from rewarm.units import format_duration, format_rate, format_size
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--full", is_flag=True, help="Wear the media in first: writes most of the free space twice and more.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Order and contents of blocks.")
 @click.option("-o", "out", type=click.Path(), help="Write the result, histograms included, as JSON to this file.")
 @output_options
-def command(output: Output, path: Path, seed: int, out: str | None) -> None:
-    """Measure what the medium under PATH, a directory, can do without a store.
+def command(output: Output, paths: tuple[Path, ...], full: bool, seed: int, out: str | None) -> None:
+    """Measure what the medium under each of PATHS, directories, can do without a store, and all of them together.
 
-    Writes a file of at most 1 GiB, reads and rewrites it past the page cache in half a minute, and removes it. At most
-    14 GiB are written in all.
+    Writes a file of at most 1 GiB on each, reads and rewrites it past the page cache in half a minute, and removes it.
+    At most 18 GiB are written on each, 34 when there are several; with --full as much as it takes to get steady.
     """
     check_out(out)
     with interruptible(output):
-        result = run_probe(path, stages_of(output), output.note, seed=seed)
+        result = run_probe(paths, stages_of(output), output.note, seed=seed, full=full)
     if out is not None:
         write_file(out, to_json(result) + "\n")
     output.answer(result, lambda console: _show(console, result))
@@ -40,14 +41,17 @@ def command(output: Output, path: Path, seed: int, out: str | None) -> None:
 
 
 def _show(console: Console, result: ProbeResult) -> None:
-    medium = result.medium
-    on = " on ".join(filter(None, (medium.file_system, medium.device or medium.source)))
-    console.print(f"{medium.path}, {on}, {format_size(medium.free_bytes)} free; through {result.device}")
-    table = Table("operation", "block", "in flight", "rate", "operations/s", "p50", "p99", "CPU s/GB", "cold")
-    for column in table.columns[1:]:
+    for medium in result.media:
+        on = " on ".join(filter(None, (medium.file_system, medium.device or medium.source)))
+        console.print(f"{medium.path}, {on}, {format_size(medium.free_bytes)} free; through {result.device}")
+    several = len(result.media) > 1
+    named = ["medium"] if several else []
+    table = Table(*named, "operation", "block", "in flight", "rate", "operations/s", "p50", "p99", "CPU s/GB", "cold")
+    for column in table.columns[len(named) + 1 :]:
         column.justify = "right"
     for reading in result.readings:
         table.add_row(
+            *([reading.path or "together"] if several else []),
             reading.operation,
             format_size(reading.block_bytes),
             format_size(reading.in_flight_bytes),
