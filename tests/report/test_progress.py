@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.bench.live.scripted import Scripted
 from tests.report.samples import EXAMPLES
 
 import rewarm
@@ -68,6 +69,16 @@ def test_a_long_command_knows_how_much_there_is_to_do(
     assert [label for label, total, _, _ in shown if not total] == []
     assert {is_shown for _, _, is_shown, _ in shown} == {not quiet}
     assert ended.stderr == "" or not quiet
+
+
+def test_a_live_run_knows_how_much_there_is_to_do(shown: Shown) -> None:
+    with Scripted(cache_tokens=96) as server:
+        arguments = ["bench", "--server", f"s={server.url}", "--tokens", "40", "--concurrency", "1", "--repeats", "1"]
+        ended = CliRunner().invoke(main, [*arguments, "--output-tokens", "3"])
+    assert ended.exit_code == exits.OK, ended.stderr
+    assert [(label.rpartition(": ")[2], total) for label, total, _, _ in shown] == [
+        ("filling s", 1), ("making it forget (overflow)", 3), ("1 (wave) on s", 1), ("recompute", 1),
+    ]  # fmt: skip
 
 
 def test_stages_of_measuring_verbs_count_bytes(shown: Shown) -> None:

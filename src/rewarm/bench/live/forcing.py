@@ -39,6 +39,12 @@ class Forcing:
     how: str
     tokens: int = 0
 
+    def steps(self, tokens: int) -> int:
+        """Requests, or restarts, that it takes with prompts of so many tokens."""
+        if self.how == "none":
+            return 0
+        return 1 if self.how == "restart" else math.ceil(self.tokens * OVERFLOW / tokens)
+
     @property
     def reason(self) -> str:
         """What a result says about it."""
@@ -66,18 +72,27 @@ async def choose(endpoint: Endpoint) -> Forcing:
 
 
 async def make_cold(
-    endpoint: Endpoint, forcing: Forcing, tokens: int, fresh: Callable[[], int], seed: int, tell: Callable[[str], None]
+    endpoint: Endpoint,
+    forcing: Forcing,
+    tokens: int,
+    fresh: Callable[[], int],
+    seed: int,
+    tell: Callable[[str], None],
+    advance: Callable[[float], None],
 ) -> None:
-    """Do it. `fresh` numbers prompts of `tokens` that nobody has seen. Raises `StorageError` when the server fails."""
+    """Do it, in `forcing.steps(tokens)` steps. `fresh` numbers prompts of `tokens` that nobody has seen.
+
+    Raises `StorageError` when the server fails.
+    """
     if forcing.how == "restart":
         assert endpoint.server.restart is not None
         await run_hook(endpoint.name, endpoint.server.restart, tell)
         await wait_ready(endpoint)
+        advance(1)
     elif forcing.how == "overflow":
         words = endpoint.tokenizer.words(tokens)
-        count = math.ceil(forcing.tokens * OVERFLOW / tokens)
-        makers = [lambda: endpoint.request(text(seed, fresh(), words), 1)] * count
-        await push(endpoint, makers, "could not be sent to overflow the cache", lambda _: None)
+        makers = [lambda: endpoint.request(text(seed, fresh(), words), 1)] * forcing.steps(tokens)
+        await push(endpoint, makers, "could not be sent to overflow the cache", advance)
 
 
 async def push(

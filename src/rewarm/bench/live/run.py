@@ -105,8 +105,9 @@ async def _measure(run: _Run, name: str, concurrency: int, repeat: int) -> None:
     job, endpoint, forcing = run.job, run.endpoints[name], run.forcings[name]
     asks = shapes.schedule(job, concurrency)
     label = f"repeat {repeat + 1} of {job.repeats}: {concurrency} ({job.shape}) on {name}"
-    with run.stages(f"{label}: making it forget ({forcing.how})", 0):
-        await make_cold(endpoint, forcing, job.tokens, run.fresh, job.seed, run.tell)
+    if steps := forcing.steps(job.tokens):
+        with run.stages(f"{label}: making it forget ({forcing.how})", steps) as progress:
+            await make_cold(endpoint, forcing, job.tokens, run.fresh, job.seed, run.tell, progress.advance)
     with run.stages(label, job.requests(concurrency)) as progress:
         reading = await _ask(run, endpoint, asks, {}, progress.advance)
     recompute: Recompute | None = None
