@@ -22,7 +22,10 @@ from rewarm.errors import ConfigError
 from rewarm.workload.objective import Objective
 
 SCHEMA = 1
-SAME_WORK = ("model", "tokens", "block_tokens", "kv_dtype", "tp", "new_tokens")
+SAME_WORK = (
+    "model", "tokens", "block_tokens", "kv_dtype", "tp", "new_tokens", "output_tokens", "shape", "think_s", "rounds",
+    "requests_per_s", "trace", "write_bytes_per_s", "fresh_requests_per_s",
+)  # fmt: skip
 """Keys of a job that must agree; waves and repeats may differ, what both have is compared."""
 
 Times = dict[tuple[int, int], float | None]
@@ -120,7 +123,8 @@ def compare(
 def _check_same_work(a: tuple[str, Result], b: tuple[str, Result]) -> None:
     for key in SAME_WORK:
         one, other = a[1].job.get(key), b[1].job.get(key)
-        if one != other:
+        known = key in a[1].job and key in b[1].job  # results of earlier versions do not name everything
+        if known and one != other:
             raise ConfigError(f"{a[0]} and {b[0]} did not ask for the same: {key} is {one!r} in one and {other!r}")
 
 
