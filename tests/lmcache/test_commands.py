@@ -38,7 +38,7 @@ def test_the_benchmark_of_second_levels_stores_finds_loads_and_verifies(host: Ho
         host.version,
         *("bench", "l2", "--l2-adapter", json.dumps(adapter(pool))),
         *("--num-keys", "16", "--in-flight", "2", "--rounds", "2", "--data-size-kb", "250"),
-        *("--no-skip-verify", "--lookup-max-hit-rate", "1.0", "--l1-align-bytes", "4096"),
+        *("--no-skip-verify", "--lookup-max-hit-rate", "1.0"),
     )
     assert "All 32 keys data verified OK" in output
     for line in ("[Store] Round 3", "[Lookup] Round 3", "[Load] Round 3"):
