@@ -156,6 +156,7 @@ def rewarm_kv(pool: Path, *, connector: str = "RewarmConnector", **tier: Any) ->
                     "type": "RewarmTier",
                     "module_path": "rewarm.connectors.vllm",
                     "url": f"file://{pool}?capacity=1GiB&poll=100ms",
+                    "prefill_rate": 1,  # models of tests are computed faster than anything is loaded
                     **tier,
                 }
             ],

@@ -239,14 +239,14 @@ class Dispatcher:
     def _release_if_over(self, request: Request) -> None:
         if not request.over():
             return
-        with self._lock:
-            if request not in self._active:
-                return
-            self._active.remove(request)
+        if request not in self.active():
+            return
         request.account.add(borrowed_bytes=-request.borrowed_bytes, queued_bytes=-request.queued_bytes)
         request.parts.clear()  # they point back: the caller's memory must not wait for the garbage collector
         request.ended()
         request.transfer.release()
+        with self._lock:
+            self._active.discard(request)  # last: who finds it gone may rely on all of the above
 
     def _drop_given_up(self) -> None:
         given_up = [request for request in self.active() if request.transfer.done()]
