@@ -127,3 +127,18 @@ def test_several_drives_serve_one_server(host: Host, tmp_path: Path) -> None:
 
 def test_memory_tags_are_those_of_storage(hosts: dict[str, Host], pool: Path) -> None:
     assert hosts["0.5.7"].server(pool).ask("tags") == {"tags": ["storage", "local"]}
+
+
+def test_a_pool_at_its_capacity_evicts_and_says_so(host: Host, pool: Path) -> None:
+    server = host.server(f"file://{pool}?capacity=32MiB")
+    for seed in range(1, 5):
+        server.ask("load", seed=9, count=1)  # empties the first level
+        assert server.ask("store", seed=seed, count=100) == {"written": 100}  # 12.5 MiB
+    found = 0
+    for seed in range(1, 5):
+        answer = server.ask("load", seed=seed, count=100)
+        assert answer["hits"] == answer["right"]
+        found += len(answer["hits"])
+    assert 0 < found < 400
+    assert_nothing_is_held(server)
+    assert server.ask("status")["salts"] == {"": found * OBJECT_BYTES}  # what was evicted counts no more
