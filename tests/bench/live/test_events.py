@@ -51,6 +51,12 @@ def test_the_event_that_names_the_role_is_no_content() -> None:
     assert events.feed(stream(PIECE, PIECE, done=False)) == 2
 
 
+def test_an_answer_that_needs_no_text_may_have_none() -> None:
+    events = Events()
+    events.feed(stream(ROLE, END))
+    events.close(needs_text=False)
+
+
 def test_lines_may_end_as_windows_ends_them_and_a_reason_is_an_end() -> None:
     events = Events()
     events.feed(stream(PIECE, END, done=False).replace(b"\n", b"\r\n"))

@@ -140,8 +140,11 @@ class Client:
                     self._idle.append(made)
                     self._open.add(made)
 
-    async def ask(self, session: int, request: bytes, intended: float) -> Answer:
-        """Send what `prepared` made and read the whole answer; `intended` is when it should have been sent."""
+    async def ask(self, session: int, request: bytes, intended: float, *, needs_text: bool = True) -> Answer:
+        """Send what `prepared` made and read the whole answer; `intended` is when it should have been sent.
+
+        An answer of a token or two may have no text: the first bytes of a letter have none. `needs_text`: it failed.
+        """
         answer = Answer(session, intended)
         reader = _Reader(answer)
         try:
@@ -151,7 +154,7 @@ class Client:
                 finally:
                     answer.sent = connection.sent
             if status == 200:
-                reader.events.close()
+                reader.events.close(needs_text=needs_text)
             else:
                 answer.fail(f"HTTP {status}", _reason(bytes(reader.page)))
         except TimeoutError:

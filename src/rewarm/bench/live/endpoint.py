@@ -56,7 +56,7 @@ async def find(name: str, server: Server, client: Client, seed: int) -> Endpoint
     counted = []
     for place, words in enumerate(SAMPLE_WORDS):
         body = request_body(server, model, text(seed, 2 * FRESH + place, words), _WAKE_TOKENS)
-        answer = await client.ask(-1, client.prepared(body), time.monotonic())
+        answer = await client.ask(-1, client.prepared(body), time.monotonic(), needs_text=False)
         if answer.failure:
             raise StorageError(f"server {name!r} does not answer a short prompt: {answer.failure}")
         counted.append(answer.prompt_tokens)
@@ -96,7 +96,7 @@ async def wait_ready(endpoint: Endpoint, limit_s: float = READY_S) -> None:
     while (left := end - time.monotonic()) > 0:
         try:
             async with asyncio.timeout(left):
-                answer = await endpoint.client.ask(-1, request, time.monotonic())
+                answer = await endpoint.client.ask(-1, request, time.monotonic(), needs_text=False)
         except TimeoutError:
             break
         if answer.failure is None:

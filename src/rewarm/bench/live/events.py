@@ -88,13 +88,13 @@ class Events:
             self._line(line.strip())
         return self.pieces - before
 
-    def close(self) -> None:
-        """The connection is at its end. Raises `BadStream` when the answer is not."""
+    def close(self, *, needs_text: bool = True) -> None:
+        """The connection is at its end. Raises `BadStream` when the answer is not, or has no text and needs some."""
         if self._rest.strip():
             self.feed(b"\n")
         if not self.finished:
             raise BadStream("closed early", f"the stream ended after {self.pieces} pieces without its end")
-        if not self.pieces:
+        if needs_text and not self.pieces:
             raise BadStream("no content", "the answer has no text; does the model end at once?")
 
     def _line(self, line: bytes) -> None:
