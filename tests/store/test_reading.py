@@ -14,6 +14,7 @@ import pytest
 from tests.store.faulty_store import WAIT_S, FaultyStore, arena, checked, load, save
 
 from rewarm.store.contract import Outcome
+from rewarm.store.devices import medium
 from rewarm.store.devices.base import READ
 from rewarm.store.layout import PAGE
 from rewarm.store.operations import OPERATION_BYTES
@@ -279,3 +280,22 @@ def test_loads_from_many_threads_while_reads_come_late(faulty: FaultyStore) -> N
         assert not worker.is_alive()
     assert wrong == []
     assert faulty.store.stats().unreleased_bytes == 0
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_a_network_mount_could_not_read_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """EIO from a server that is away says nothing of a block: it stayed missing, though the server was back."""
+    monkeypatch.setattr(medium, "NETWORK_FILESYSTEMS", frozenset({medium.filesystem_type(str(tmp_path))}))
+    keys = make_keys(3)
+    with FaultyStore(tmp_path, "&poll=1h") as writer, FaultyStore(tmp_path, "&poll=1h") as other:
+        assert save(writer.store, keys, SIZE) == [Outcome.STORED] * 3
+        other.store.refresh()
+        reader = writer if own else other
+        reader.places.bad = [range(1 << 30)]
+        assert load(reader.store, keys, SIZE) == [LOST] * 3
+        assert not reader.store.lookup(keys).mask.any(), "so that a save would repair it"
+        reader.places.bad = []
+        reader.store.refresh()
+        assert load(reader.store, keys, SIZE) == [HIT] * 3

@@ -2,7 +2,8 @@
 
 A copy that is damaged, cut off or unreadable is forgotten by this handle, so that the next save repairs it. Only wrong
 bytes in a sealed segment are named in the log, so that they do not come back with a restart: a mount in trouble can
-claim anything else. A file that is not there is looked for again with the next pass over its writer's log.
+claim anything else. A file that is not there is looked for again with the next pass over its writer's log, and so is
+what a network mount could not read.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from rewarm.store.tailing import Shared, Tailer, drop_places, forget_segments
 class Fallback:
     """Used by the read loop's thread; `damaged` is called there when something new is to be said in the log."""
 
-    def __init__(self, shared: Shared, tailer: Tailer, damaged: Callable[[], None]) -> None:
+    def __init__(self, shared: Shared, tailer: Tailer, damaged: Callable[[], None], *, network: bool) -> None:
         self._shared = shared
         self._tailer = tailer
         self._damaged = damaged
+        self._network = network
         self._damage: list[tuple[Segment, int]] = []
 
     def next_place(self, key: bytes, slot: int, offset: int, failure: Failure, attempt: int) -> Places | None:
@@ -46,6 +48,9 @@ class Fallback:
                 self._damage.append((segment, offset))
         if named:
             self._damaged()
+        elif self._network:  # The mount may be in trouble, and the copy good: what the log says of it is taken again.
+            self._shared.files.forget(segment.path)
+            self._tailer.suspect(segment)
         return self._first(key)
 
     def _may_be_better(self, failure: Failure, segment: Segment) -> bool:

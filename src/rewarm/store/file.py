@@ -95,7 +95,7 @@ class FileStore:
         self._tailer = Tailer(self, self._tender.own_segment_evicted, self._tender.own_writer_adopted)
         leases = Leases(pool, self._tailer, settings.lease_s, local=not choice.network)
         self._evictor = Evictor(self, self._tailer, self._writes, leases, Keeper(self, self._queue_save))
-        self._fallback = Fallback(self, self._tailer, self._name_damage)
+        self._fallback = Fallback(self, self._tailer, self._name_damage, network=choice.network)
         try:
             self._tailer.refresh()
             self._evictor.measure()

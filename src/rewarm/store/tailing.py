@@ -67,7 +67,8 @@ class Tailer:
                 self._forget_writer(self._tails[writer])
             while self._suspects:
                 writer, number = self._suspects.pop()
-                if tail := self._tails.get(writer):
+                if writer in present:
+                    tail = self._tails.setdefault(writer, LogTail(writer))
                     tail.missing.add(number)
                     tail.changed_ns = 0
             unreadable = 0
