@@ -262,6 +262,11 @@ def show_writes(bed: Path, block: int, writes: dict[str, list[float]]) -> None:
         print(f"| {label} | {median(rates):.2f} ({min(rates):.2f} .. {max(rates):.2f}) | {of} |", flush=True)
 
 
+def in_bytes(text: str) -> tuple[int, ...]:
+    """Block sizes from a list in KiB."""
+    return tuple(int(size) * KIB for size in text.split(","))
+
+
 def run_bed(bed: Path, blocks: tuple[int, ...], rounds: int, team: list[Worker]) -> list[Cell]:
     """Measure and print everything on one bed."""
     cells: list[Cell] = []
@@ -283,12 +288,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bed", action="append", required=True, type=Path)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--blocks", default=BLOCKS, type=in_bytes, help="in KiB: 64,1024,8192")
     parser.add_argument("--quick", action="store_true", help="one round, 64 KiB and 1 MiB")
     parser.add_argument("--peers", type=Path, default=ROOT / ".venv-peers" / "bin" / "python")
     parser.add_argument("--log", type=Path, default=Path(os.devnull), help="what the peers print")
     parser.add_argument("-o", "--output", type=Path, help="every pass, as JSON")
     arguments = parser.parse_args()
-    rounds, blocks = (1, BLOCKS[:2]) if arguments.quick else (arguments.rounds, BLOCKS)
+    rounds, blocks = (1, BLOCKS[:2]) if arguments.quick else (arguments.rounds, arguments.blocks)
     if not arguments.peers.exists():
         parser.error(f"{arguments.peers} does not exist; make it with benchmarks/peers/environment.sh")
     print(f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {rounds} rounds")
