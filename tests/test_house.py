@@ -36,7 +36,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "store": BASE,
     "tiers": BASE | {"store", "geometry"},
     "workload": BASE | {"geometry"},
-    "connectors": BASE | {"geometry", "tiers", "store"},
+    "connectors": BASE | {"geometry", "tiers", "store", "workload.recorder"},
     "bench": BASE | {"workload", "tiers", "store", "geometry"},
     "plan": BASE | {"workload", "geometry"},
     "report": BASE | {"bench.result", "plan.result"},

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from tests.connectors.conftest import Install
 
+from rewarm.cli import exits
 from rewarm.cli.group import main
 from rewarm.connectors.vllm.checks import Plan, run_checks
 from rewarm.connectors.vllm.launch import launch
@@ -109,3 +110,15 @@ def _map(path: Path) -> mmap.mmap:
         return mmap.mmap(descriptor, 4096)
     finally:
         os.close(descriptor)
+
+
+def test_record_prints_the_command_that_writes_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    shown = CliRunner().invoke(main, ["record", "vllm", str(tmp_path), str(trace), "--model", "m", "--json"])
+    assert shown.exit_code == exits.OK, shown.stderr
+    answer = json.loads(shown.stdout)
+    found = answer.get("launch", answer)["kv_transfer_config"]["kv_connector_extra_config"]["secondary_tiers"][0]
+    assert (found["record"], found["url"]) == (str(trace), f"file://{tmp_path}")
+    refused = CliRunner().invoke(main, ["record", "vllm", str(tmp_path), "/no/folder/trace.jsonl"])
+    assert refused.exit_code == exits.USAGE
+    assert "no directory" in refused.stderr

@@ -17,6 +17,7 @@ from tests.connectors import fake_vllm
 from tests.connectors.conftest import Install, offloading_config, vllm_config, write_weights
 
 from rewarm.errors import ConfigError, StorageError
+from rewarm.workload import open_trace
 
 ROW, COUNT = 8192, 8
 KEYS = [bytes([number]) * 36 for number in range(1, COUNT + 1)]
@@ -264,3 +265,24 @@ def test_a_request_waits_no_longer_than_the_deadline(install: Install, tmp_path:
     connector.matched = (64, True)
     assert connector.get_num_new_matched_tokens(request, 0) == (64, True)
     connector.request_finished_all_groups(request, ())
+
+
+def test_a_recording_tier_writes_a_trace_that_is_read(install: Install, tmp_path: Path) -> None:
+    """Each request once, with all its keys, and each save; the file has the hashes of this recording only."""
+    trace = tmp_path / "trace.jsonl"
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    tier = make_tier(install("0.32.0"), pool, record=str(trace))
+    request = SimpleNamespace(request_id="a", block_hashes=[key[:32] for key in KEYS[:3]], num_tokens=200)
+    for _ in range(2):
+        tier.choose(request, 0, lambda key: False)
+    tier.submit_store(job(1, KEYS[:1], [0]))
+    assert end(tier).success
+    tier.shutdown()
+    lines = trace.read_text().splitlines()
+    assert [("lookup" in line, "save" in line) for line in lines[1:]] == [(True, False), (False, True)]
+    (batch,) = open_trace(trace).batches()
+    assert batch.input_tokens.tolist() == [200]
+    assert not any(key.hex() in line for key in KEYS for line in lines)
+    with pytest.raises(StorageError, match="cannot record to"):
+        make_tier(install("0.32.0"), pool, record=str(tmp_path / "missing" / "trace.jsonl"))

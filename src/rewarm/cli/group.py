@@ -21,6 +21,7 @@ VERBS = {
     "bench": "Measure cold recovery on one or more stores, beside recompute.",
     "compare": "Two results beside each other: faster, slower, or no difference beyond noise.",
     "plan": "Recompute, local drives or an array: nodes, capacity, writes, money.",
+    "record": "Record what an engine looks up and saves, as a trace with hashed keys.",
     "trace": "What a trace asks for, and what a cache of each size would hit.",
     "geometry": "KV bytes per token, per rank and per request of a model.",
     "report": "Make one HTML page of results and plans.",

@@ -36,9 +36,11 @@ def launch(
     model: str | None = None,
     tensor_parallel: int = 1,
     namespace: str | None = None,
+    record: str | None = None,
 ) -> Launch:
     """The command line for `url`. `staging_bytes` is vLLM's own region in /dev/shm, through which every block passes.
 
+    `record` is where the engine writes a trace of what it looks up and saves.
     Raises `ConfigError` for a version that is not supported, or a store that ends with the process.
     """
     check_version(version)
@@ -48,6 +50,8 @@ def launch(
         )
     cpu = version.endswith("+cpu")
     config = transfer_config(url, staging_bytes=staging_bytes, cpu=cpu, namespace=namespace)
+    if record is not None:
+        config["kv_connector_extra_config"]["secondary_tiers"][0]["record"] = record
     arguments = [model or MODEL_PLACE] if not cpu else ["--model", model or MODEL_PLACE]
     if tensor_parallel > 1:
         arguments += ["--tensor-parallel-size", str(tensor_parallel)]

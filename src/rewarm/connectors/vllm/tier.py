@@ -14,6 +14,7 @@ import difflib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,8 +33,19 @@ from rewarm.store.contract import Store
 from rewarm.tiers.dram import fit_of
 from rewarm.tiers.pool import PoolStore
 from rewarm.units import format_duration, format_size, parse_duration, parse_size
+from rewarm.workload.recorder import Recorder
 
-OPTIONS = ("url", "namespace", "promotion_budget", "deadline", "prefill_rate", "fixed_cost", "locality", "engine")
+OPTIONS = (
+    "url",
+    "namespace",
+    "promotion_budget",
+    "deadline",
+    "prefill_rate",
+    "fixed_cost",
+    "record",
+    "locality",
+    "engine",
+)
 """Keys of the tier's configuration beside vLLM's own; `engine` is written by `RewarmConnector`."""
 PROMOTION_BYTES = 4 << 30
 """More in flight does not make a drive faster; half of the primary region bounds it too."""
@@ -81,6 +93,8 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         self._traffic = Traffic(self._store, self._rows, limits)
         self._chooser = Chooser(self._store, _shape(options, self._rows, self._hashes), self.pace.curve)
         self._refused = self._chooser.refused
+        self._recorder = _recorder(options.get("record"), self._hashes)
+        self._recorded: set[str] = set()
         self._serving = True
         self._reported: dict[str, Any] = {}
         self._reported_s = 0.0
@@ -103,6 +117,9 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     def choose(self, request: Any, computed: int, near: Callable[[bytes], bool]) -> None:
         """Decide once, before a request is looked up, what of it is loaded; `near`: what the primary region holds."""
+        if self._recorder is not None and self._hashes is not None and request.request_id not in self._recorded:
+            self._recorded.add(request.request_id)
+            self._recorder.lookup(self._hashes.keys(request.block_hashes, 0), request.num_tokens)
         if self._hashes is not None and self._serving and not self._chooser.has_chosen(request.request_id):
             keys = self._hashes.keys(request.block_hashes, computed)
             prompt = Prompt(request=request.request_id, keys=keys, tokens=request.num_tokens, computed=computed)
@@ -124,6 +141,7 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
     def forget(self, request: str) -> None:
         """A request is over."""
         self._chooser.forget(request)
+        self._recorded.discard(request)
 
     def submit_load(self, job_metadata: Any) -> None:
         """Start to restore the blocks of one request."""
@@ -133,6 +151,8 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
     def submit_store(self, job_metadata: Any) -> None:
         """Start to store blocks."""
         keys = list(job_metadata.keys) if self._serving else []
+        if self._recorder is not None and keys:
+            self._recorder.save(keys)
         self._traffic.save(job_metadata.job_id, keys, job_metadata.chunk_ids)
 
     def get_finished_jobs(self) -> Iterable[Any]:
@@ -171,6 +191,10 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         if not self._traffic.wait_released(STOP_S):
             raise StorageError("rewarm: the storage still holds memory of the primary region; it is not unmapped")
         self._rows.release()
+        if self._recorder is not None:
+            self._recorder.close()
+            lost = self._recorder.failure or f"{self._recorder.dropped} events dropped"
+            log.info("rewarm: recorded to %s, %s", self._recorder.path, lost)
 
     # Metrics.
 
@@ -275,6 +299,17 @@ class Hashes(msgspec.Struct, frozen=True):
         """Keys of the whole blocks that come after the first `computed` tokens."""
         first = computed // self.chunk_tokens * self.per_chunk + self.per_chunk - 1
         return [hashes[number] + self.suffix for number in range(first, len(hashes), self.per_chunk)]
+
+
+def _recorder(path: Any, hashes: Hashes | None) -> Recorder | None:
+    """The recording that the option `record` asks for."""
+    if path is None:
+        return None
+    if hashes is None:
+        raise ConfigError("record: requests of a model with several kinds of layers cannot be recorded; leave it out")
+    recorder = Recorder(Path(str(path)), hashes.chunk_tokens)
+    log.info("rewarm: recording lookups and saves to %s, keys hashed", recorder.path)
+    return recorder
 
 
 def _shape(options: Mapping[str, Any], rows: Rows, hashes: Hashes | None) -> Shape:
