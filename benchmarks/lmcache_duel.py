@@ -78,6 +78,7 @@ def duel(folder: Path, object_bytes: int, rounds: int) -> list[dict[str, Any]]:
             adapters[name] = stack.enter_context(opened(configuration(name, place, arena), arena))
             arena.bytes[:] = arena.expected
             store(adapters[name], arena)
+        os.sync()  # only clean pages can be dropped
         order = list(TARGETS)
         for _ in range(rounds):
             for name in order:
@@ -209,8 +210,7 @@ def read_cold(name: str, adapter: Any, arena: Arena) -> dict[str, float]:
 
 
 def drop_page_cache() -> None:
-    """Sync, and empty the page cache."""
-    os.sync()
+    """Empty the page cache of everything that is on the medium."""
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3")
     except OSError as error:
