@@ -77,7 +77,7 @@ def wave(kernel: int | None, last_byte_s: float, missing: int = 0) -> RankWave:
         restores=[
             RankRestore(
                 session=0, outcomes={"hit": 2 - missing} | ({"missing": missing} if missing else {}), hit_bytes=MIB,
-                wrong_blocks=0, submitted_s=0.0, first_byte_s=last_byte_s / 2, last_byte_s=last_byte_s,
+                wrong_blocks=0, intended_s=0.0, submitted_s=0.0, first_byte_s=last_byte_s / 2, last_byte_s=last_byte_s,
             )
         ],
         seconds=last_byte_s, counted=msgspec.structs.replace(take_snapshot(), process_read_bytes=kernel, cpu_s=0.5),

@@ -25,6 +25,7 @@ from rewarm.bench.wave import Wave, WaveReading, warm_up
 from rewarm.errors import ConfigError, RewarmError
 from rewarm.store.contract import Store
 from rewarm.workload.sessions import RankSessions
+from rewarm.workload.shapes import Ask
 
 _PR_SET_PDEATHSIG = 1
 
@@ -48,16 +49,17 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     stride: int
     places: tuple[int, ...]
     block_bytes_max: int
-    concurrency_max: int
+    requests_max: int
     budget_bytes: int
     targets: dict[str, RankTarget]
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
-    """Prepare a wave; it begins with `Begin`."""
+    """Prepare a wave, or the requests of `clients`; it begins with `Begin`."""
 
     target: str
     concurrency: int
+    clients: list[tuple[Ask, ...]] | None
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -90,6 +92,7 @@ class RankRestore(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
     hit_bytes: int
     wrong_blocks: int
+    intended_s: float
     submitted_s: float
     first_byte_s: float | None
     last_byte_s: float
@@ -138,7 +141,7 @@ def main(descriptor: int) -> None:
 def _serve(connection: Connection, task: Task, stack: ExitStack) -> None:
     sessions = RankSessions(task.seed, task.count, task.lengths, task.stride, task.places)
     payload = Payload(task.seed, task.block_bytes_max)
-    destinations = Destinations(task.lengths, task.concurrency_max, task.budget_bytes)
+    destinations = Destinations(task.lengths, task.requests_max, task.budget_bytes)
     stores: dict[str, Store] = {}
     for name, target in task.targets.items():
         rate = target.emulated_bytes_per_s
@@ -148,7 +151,7 @@ def _serve(connection: Connection, task: Task, stack: ExitStack) -> None:
         warm_up(store, sessions, payload)
     stack.enter_context(kept_resident())
     stats = {name: store.stats() for name, store in stores.items()}
-    sliced = [n for n in range(1, task.concurrency_max + 1) if not destinations.region(n).whole]
+    sliced = [n for n in range(1, task.requests_max + 1) if not destinations.region(n).whole]
     _send(connection, Ready({name: (s.device, s.device_refusals) for name, s in stats.items()}, sliced))
 
     def advance(count: float) -> None:
@@ -164,7 +167,10 @@ def _serve(connection: Connection, task: Task, stack: ExitStack) -> None:
         if isinstance(order, Order):
             together = task.targets[order.target].order == "together"
             store = stores[order.target]
-            wave = Wave(store, sessions, payload, destinations, order.concurrency, advance, together=together)
+            wave = Wave(
+                store, sessions, payload, destinations, order.concurrency, advance, together=together,
+                clients=order.clients,
+            )  # fmt: skip
             _send(connection, _told(wave.run(None, begin)))
 
 
@@ -176,6 +182,7 @@ def _told(reading: WaveReading) -> RankWave:
                 outcomes={str(outcome): count for outcome, count in restore.outcomes.items()},
                 hit_bytes=restore.hit_bytes,
                 wrong_blocks=restore.wrong_blocks,
+                intended_s=restore.intended_s,
                 submitted_s=restore.submitted_s,
                 first_byte_s=restore.first_byte_s,
                 last_byte_s=restore.last_byte_s,

@@ -29,6 +29,7 @@ from rewarm.errors import ConfigError, StorageError
 from rewarm.store.contract import Outcome
 from rewarm.workload.job import Job
 from rewarm.workload.sessions import Sessions, of_rank
+from rewarm.workload.shapes import schedule
 
 START_S = 60.0
 """A rank that is not ready by then will not be: it imports, opens every target and faults its memory in."""
@@ -94,14 +95,17 @@ class RankReaders:
 
     def sliced(self, concurrency: int) -> bool:
         """See `Readers`."""
-        return concurrency in self._ready.sliced
+        return self._job.requests(concurrency) in self._ready.sliced
 
     def wave(self, name: str, concurrency: int, advance: Callable[[float], None]) -> WaveReading:
         """See `Readers`. All ranks begin at one moment, when the last of them is ready."""
-        limit_s = GRACE_S + RELEASE_S + concurrency * self._sessions.bytes_per_session / SLOWEST_BYTES_PER_S
+        clients = None if self._job.shape == "wave" else schedule(self._job, concurrency)
+        last_s = max(ask.delay_s for client in clients for ask in client) if clients else 0.0
+        count_bytes = self._job.requests(concurrency) * self._sessions.bytes_per_session
+        limit_s = last_s + GRACE_S + RELEASE_S + count_bytes / SLOWEST_BYTES_PER_S
         number = self._pools[name].device_number
         self._busy = True
-        self._tell(Order(name, concurrency))
+        self._tell(Order(name, concurrency, clients))
         self._gather(Prepared, advance, time.monotonic() + START_S)
         before = take_snapshot(number)
         self._tell(Begin(time.monotonic()))
@@ -135,7 +139,7 @@ class RankReaders:
             stride=mine.stride,
             places=mine.places,
             block_bytes_max=max(self._sessions.lengths),
-            concurrency_max=max(self._job.concurrency),
+            requests_max=self._job.requests(max(self._job.concurrency)),
             budget_bytes=self._budget_bytes,
             targets={
                 name: RankTarget(
@@ -198,6 +202,7 @@ def merged(waves: Sequence[RankWave], counted: Snapshot) -> WaveReading:
                 outcomes=outcomes,
                 hit_bytes=sum(part.hit_bytes for part in parts),
                 wrong_blocks=sum(part.wrong_blocks for part in parts),
+                intended_s=parts[0].intended_s,
                 submitted_s=max(part.submitted_s for part in parts),
                 first_byte_s=min(firsts, default=None),
                 last_byte_s=max(part.last_byte_s for part in parts),

@@ -108,10 +108,10 @@ def _local_readers(run: _Run, budget: int) -> LocalReaders | None:
     """This process as the reader of all ranks: where there is one only, or a store that no other process can see."""
     several = len(set(_block_ranks(run.job))) > 1
     seen = all(pool.folder for pool in run.pools.values())
-    if several and seen and run.job.shape == "wave":
+    if several and seen and run.job.shape != "closed":
         return None
     if several and seen:
-        run.notes.append(f"shape {run.job.shape}: requests come one by one, and one process restores all ranks' blocks")
+        run.notes.append("a closed client waits for all ranks, so one process restores the blocks of all ranks")
     elif several:
         run.notes.append("memory: is seen by this process alone, so it restores the blocks of all ranks")
     return LocalReaders(run.job, run.pools, run.sessions, run.payload, budget)
