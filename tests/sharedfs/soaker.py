@@ -28,7 +28,9 @@ from rewarm.testing.faulty import Fault, bit_flip, failure, late, short, stall, 
 
 BATCH_BLOCKS = 6
 BLOCK_BYTES = 16 << 10
-WAIT_S = 60.0
+WAIT_S = 30.0
+"""A caller's own time-out, which bounds every verdict whatever hangs."""
+
 INTERVALS = 2
 """A batch that was visible for so many intervals, and is still, is due."""
 
