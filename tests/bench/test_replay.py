@@ -236,3 +236,14 @@ def test_the_order_decides_the_median_of_a_wave_and_not_its_end(counted: Path, s
 def test_an_unknown_order_is_named() -> None:
     with pytest.raises(ConfigError, match=r"order"):
         job({"disk": {"url": "file:///tmp", "order": "longest"}})
+
+
+def test_decode_is_modelled_from_memory_traffic_and_labelled(stage: Any) -> None:
+    """(2 x 8,030,261,248 bytes of weights + 2 requests x 148 tokens x 131,072) over 0.6 of an H100's 3.35e12 B/s."""
+    (cell,) = run(stage, {"ram": "memory:"}, new_tokens=100, output_tokens=11, concurrency=[2], repeats=1).cells
+    assert cell.decode is not None
+    tpot_s = (2 * 8_030_261_248 + 2 * 148 * 131072) / (0.6 * 3.35e12)
+    assert cell.decode.tpot_s == pytest.approx(tpot_s)
+    assert cell.ttft_s.p99 is not None
+    assert cell.decode.e2e_s.p99 == pytest.approx(cell.ttft_s.p99 + 10 * tpot_s)
+    assert (cell.decode.source, cell.decode.output_tokens) == ("modelled", 11)

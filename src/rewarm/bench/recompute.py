@@ -7,14 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rewarm.bench.result import Percentiles, Recompute
+from rewarm.bench.result import Decode, Percentiles, Recompute
+from rewarm.geometry.decode import HBM_BYTES_PER_S, decode_s
 from rewarm.geometry.gpus import Gpu, find_gpu
 from rewarm.geometry.model import Model
 from rewarm.geometry.prefill import DEFAULT_MFU, ModelledPrefill
+from rewarm.geometry.sizes import bytes_total
 from rewarm.geometry.waves import arrival_order
 from rewarm.workload.job import Job
 
 GPU_DEFAULT = "H100"
+WEIGHT_BYTES = 2
+"""Of a parameter, for the modelled decode: bf16, as the peak rate of the modelled prefill."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,20 @@ class Prefiller:
             mfu=DEFAULT_MFU,
             source=self.formula.source,
         )
+
+    def decode(
+        self, ttft_s: list[float], context_tokens: int, output_tokens: int, kv_dtype: str | None
+    ) -> Decode | None:
+        """Decoding of requests that have their first token at `ttft_s`, weights in 16 bits; None where it cannot be
+        modelled."""
+        hbm = HBM_BYTES_PER_S.get(self.gpu.name)
+        if hbm is None or self.model.active_parameters is None:
+            return None
+        weight_bytes = self.model.active_parameters * WEIGHT_BYTES
+        context_bytes = bytes_total(self.model, context_tokens, kv_dtype)
+        tpot_s = decode_s(weight_bytes, context_bytes, len(ttft_s), self.gpus, hbm)
+        ends = [first + (output_tokens - 1) * tpot_s for first in ttft_s]
+        return Decode(tpot_s=tpot_s, e2e_s=percentiles(ends), output_tokens=output_tokens, source="modelled")
 
 
 def percentiles(values: list[float]) -> Percentiles:

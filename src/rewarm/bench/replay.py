@@ -240,6 +240,7 @@ def _book(run: _Run, name: str, concurrency: int, repeat: int, wave: WaveReading
     claim = Claim(payload=payload_bytes, padding=wave.padding_bytes, log=wave.log_bytes)
     cold, reason = judge(claim, wave.counted, pool.counting)
     modelled_s = run.prefiller.seconds(job.new_tokens, run.restored_tokens) or 0.0
+    ttft_s = [_ttft_s(restore, modelled_s) for restore in restores]
     outcomes = sum((restore.outcomes for restore in restores), Counter[Outcome]())
     hits, blocks = outcomes.pop(Outcome.HIT, 0), len(restores) * len(run.sessions.lengths)
     rate = payload_bytes / wave.seconds if wave.seconds else 0.0
@@ -248,7 +249,7 @@ def _book(run: _Run, name: str, concurrency: int, repeat: int, wave: WaveReading
         emulated=job.targets[name].emulated_bytes_per_s is not None,
         concurrency=concurrency,
         repeat=repeat,
-        ttft_s=percentiles([_ttft_s(restore, modelled_s) for restore in restores]),
+        ttft_s=percentiles(ttft_s),
         modelled_s=modelled_s,
         seconds=wave.seconds,
         restored_tokens_per_s=rate / run.sessions.bytes_per_session * run.restored_tokens,
@@ -275,6 +276,7 @@ def _book(run: _Run, name: str, concurrency: int, repeat: int, wave: WaveReading
         if job.shape == "wave"
         else None,
         requests=[_request(restore, modelled_s, len(run.sessions.lengths)) for restore in restores],
+        decode=run.prefiller.decode(ttft_s, job.tokens + job.new_tokens, job.output_tokens, job.kv_dtype),
     )
 
 

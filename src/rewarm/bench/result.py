@@ -104,6 +104,16 @@ class Recompute(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
+class Decode(msgspec.Struct, frozen=True, kw_only=True):
+    """Decoding after a restore, by a formula: seconds per output token while all requests of the cell decode together,
+    and from the intended start to the last of `output_tokens`."""
+
+    tpot_s: float
+    e2e_s: Percentiles
+    output_tokens: int
+    source: str
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One wave: `concurrency` restores started at one moment on one target. `restored_tokens_per_s` and
     `read_bytes_per_s` divide everything that came back right by the time to the last byte of it."""
@@ -135,6 +145,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     recompute: Recompute | None
     requests: list[Request]
     live: Live | None = None
+    decode: Decode | None = None
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):

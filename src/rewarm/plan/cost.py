@@ -25,8 +25,8 @@ from rewarm.geometry import (
     bytes_total,
     prefill_flops,
 )
+from rewarm.geometry.decode import HBM_BYTES_PER_S, decode_s
 from rewarm.geometry.gpus import find_gpu
-from rewarm.plan.hardware import DECODE_BANDWIDTH_SHARE, HBM_BYTES_PER_S
 from rewarm.plan.spec import Engine, PlanSpec
 
 
@@ -129,11 +129,7 @@ TPOT_POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def _tpot(spec: PlanSpec, model: Model, context_tokens: int) -> tuple[tuple[tuple[int, float], ...], str]:
-    """Measured points, or memory traffic: all active weights once per step and the KV of every request.
-
-    TPOT(N) = (P_active w + N KV(n)) / (gpus x HBM x 0.6). A mixture of experts reads more weights as N grows; the
-    formula keeps P_active and is then a lower bound.
-    """
+    """Measured points, or memory traffic as `geometry.decode` has it."""
     engine = spec.engine
     if engine.tpot is not None:
         return tuple(sorted((int(name), seconds) for name, seconds in engine.tpot.items())), "measured"
@@ -145,8 +141,7 @@ def _tpot(spec: PlanSpec, model: Model, context_tokens: int) -> tuple[tuple[tupl
         )
     weights = model.active_parameters * engine.weight_bits / 8
     each = bytes_total(model, context_tokens, spec.kv_dtype)
-    bandwidth = _gpus(spec) * hbm * DECODE_BANDWIDTH_SHARE
-    return tuple((n, (weights + n * each) / bandwidth) for n in TPOT_POINTS), "modelled"
+    return tuple((n, decode_s(weights, each, n, _gpus(spec), hbm)) for n in TPOT_POINTS), "modelled"
 
 
 def _attention_flops(part: Model, new: NDArray[np.int64], cached: NDArray[np.int64]) -> NDArray[np.float64]:

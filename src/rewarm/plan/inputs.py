@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rewarm.geometry import Model
+from rewarm.geometry.decode import DECODE_BANDWIDTH_SHARE
 from rewarm.plan import hardware
 from rewarm.plan.cost import Costs
 from rewarm.plan.result import Input
@@ -48,7 +49,7 @@ def inputs_of(
             share = hardware.LINK_EFFICIENCY.get(medium.protocol or "", hardware.DEFAULT_LINK_EFFICIENCY)
             found.append(Input(name=f"medium.{medium.name}.link_efficiency", value=share, origin="assumed"))
     if costs.tpot_source == "modelled":
-        note = f"memory traffic at {hardware.DECODE_BANDWIDTH_SHARE:.0%} of peak; a lower bound for experts"
+        note = f"memory traffic at {DECODE_BANDWIDTH_SHARE:.0%} of peak; a lower bound for experts"
         found.append(Input(name="engine.tpot", value="modelled", origin="assumed", source=note))
     return tuple(found)
 
