@@ -13,6 +13,7 @@ the erasure: erase again, or when nobody saves.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -127,7 +128,11 @@ class StackStore(PoolStore):
         if request.copy:
             return super()._placed(request, positions)
         admitted = self._admission.admit(request.keys, request.lengths, positions)
-        placed = super()._placed(request, admitted)
+        now_s = time.monotonic()
+        if any(lane.usable_for_saves(now_s) for lane in self._drives) or not self._below or not admitted:
+            placed = super()._placed(request, admitted)
+        else:
+            placed = {self._below[0]: admitted}
         if len(admitted) < len(positions):
             taken = set(admitted)
             placed[self._hot_lane] = [position for position in positions if position not in taken]
