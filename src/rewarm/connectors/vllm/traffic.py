@@ -33,6 +33,8 @@ log = logging.getLogger("vllm.rewarm")
 
 FAILED_KEYS_MAX = 100_000
 """About 20 MB of keys. Above it the oldest are forgotten: they may be tried, and fail, once more."""
+NOT_ADMITTED = ("save", str(Outcome.REFUSED_ADMISSION))
+"""Counted, but nothing to warn of: it is what was asked for."""
 LOG_INTERVAL_S = 5.0
 """Failures are counted always and logged at most this often: a lost medium fails thousands of blocks a second."""
 SAVE_DEADLINE_S = 60.0
@@ -283,9 +285,9 @@ class Traffic:
 
     def _note(self, causes: dict[tuple[str, str], int]) -> None:
         self.failures.update(causes)
-        self._unlogged.update(causes)
+        self._unlogged.update({cause: count for cause, count in causes.items() if cause != NOT_ADMITTED})
         now_s = time.monotonic()
-        if now_s - self._logged_s >= LOG_INTERVAL_S:
+        if self._unlogged and now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s
             what = ", ".join(f"{count} {kind}s {cause}" for (kind, cause), count in sorted(self._unlogged.items()))
             log.warning("rewarm: blocks not restored or not stored, they will be recomputed: %s", what)
