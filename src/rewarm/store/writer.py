@@ -193,6 +193,9 @@ class Writer:
             with contextlib.suppress(OSError):
                 os.unlink(log.path)
             raise
+        # Before the new log says anything: after a power loss nobody looks into it who does not find this.
+        with contextlib.suppress(OSError):
+            os.fdatasync(self.log.descriptor)
         log.sync = manner.sync
         log.signed_s = self.log.signed_s
         self._old_logs.append((self.log, time.monotonic()))
