@@ -195,3 +195,18 @@ def test_which_payloads_overlap(places: list[tuple[int, int]], bad: list[int]) -
     offsets = np.array([page * PAGE for page, _ in places], np.uint64)
     lengths = np.array([length for _, length in places], np.uint32)
     assert (layout.overlaps(offsets, lengths) // PAGE).tolist() == bad
+
+
+def test_what_a_late_writer_appended_after_its_adoption_is_not_checked(pool: Path) -> None:
+    """Nobody takes it, so it is no damage: a stopped process that wakes up, whose segment was evicted meanwhile."""
+    forger = Forger(pool)
+    forger.segment(1, b"a" * PAGE)
+    forger.entry(b"key 0001", 1, PAGE, PAGE, b"a" * PAGE)
+    end = (forger.folder / "00000001.log").stat().st_size
+    forger.entry(b"key 0002", 1, PAGE, PAGE, b"something else")
+    with open_pool(pool) as store:
+        assert not store.check().clean
+    (forger.folder / "adopted").write_text(f'{{"log":1,"end":{end}}}')
+    with open_pool(pool) as store:
+        report = store.check()
+    assert (report.clean, report.blocks, note_kinds(report)) == (True, 5, ["damaged_header"])

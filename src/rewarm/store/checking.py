@@ -35,7 +35,7 @@ from rewarm.store.layout import (
     pages,
     segment_header_is,
 )
-from rewarm.store.log import LogReader, LogTail
+from rewarm.store.log import AdoptedEnd, LogReader, LogTail, Position
 from rewarm.store.mounts import mount_notes
 from rewarm.store.pool import (
     FileFacts,
@@ -70,6 +70,7 @@ class WriterView(msgspec.Struct):
     foreign: bool = False
     names_damage: bool = False
     adopted: bool = False
+    end: Position | None = None
     counters: int = 0
     lease_s: float | None = None
     logs: list[FileFacts] = []
@@ -102,8 +103,11 @@ def read_pool(pool: Pool, *, direct: bool, local: bool) -> PoolView:
         files = pool.files(writer)
         logs = [file for file in files if not file.is_segment]
         one = WriterView(writer, logs=logs, skips=[], entries={})
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
             one.adopted = pool.is_adopted(writer)
+            if one.adopted:
+                marker = msgspec.json.decode(pool.adoption(writer), type=AdoptedEnd)
+                one.end = (marker.log, marker.end)
         lock_free = local and not (logs and not writer_is_dead(pool, writer, logs[0].name))
         one.alive = not one.adopted and not lock_free
         for file in logs:
@@ -116,7 +120,7 @@ def read_pool(pool: Pool, *, direct: bool, local: bool) -> PoolView:
 
 def _read_log(pool: Pool, file: FileFacts, reader: LogReader, one: WriterView, view: PoolView, direct: bool) -> None:
     tail = LogTail(file.writer)
-    tail.epoch = file.number
+    tail.epoch, tail.end = file.number, one.end
     path = pool.writers / file.writer / file.name
     try:
         descriptor = open_regular(path, read_flags(direct))
@@ -148,7 +152,7 @@ def _read_log(pool: Pool, file: FileFacts, reader: LogReader, one: WriterView, v
         close_file(descriptor)
     one.log_bytes += file.size
     one.skips += tail.skips
-    one.torn_tail |= tail.offset < file.size
+    one.torn_tail |= tail.offset < file.size and one.end is None
 
 
 def _first_page_is_foreign(descriptor: int) -> bool:

@@ -106,7 +106,7 @@ def test_flat_directory_full(tmp_path: Path) -> None:
         assert all(store.save(keys, list(keys)).wait(WAIT_S))
     names = [len(os.listdir(folder)) for folder in (tmp_path, *tmp_path.rglob("*")) if folder.is_dir()]
     blocks_per_segment = (CAPACITY // 64 - PAGE) // PAGE
-    assert max(names) <= len(keys) // blocks_per_segment + 2
+    assert max(names) <= len(keys) // blocks_per_segment + 10, "segments, and a log or several"
 
 
 def test_retry_loop_on_a_vanished_block(tmp_path: Path) -> None:
