@@ -92,9 +92,9 @@ def wave(tier: Any, keys: list[list[bytes]], *, loading: bool, lookups: list[int
             for key in request:
                 tier.lookup(key, None)
     for number, request in enumerate(keys):
-        job = SimpleNamespace(
-            job_id=number, keys=request, chunk_ids=np.arange(BLOCKS, dtype=np.int32) + number * BLOCKS
-        )
+        rows = np.arange(BLOCKS, dtype=np.int32) + number * BLOCKS
+        context = SimpleNamespace(req_id=str(number))
+        job = SimpleNamespace(job_id=number, keys=request, chunk_ids=rows, req_context=context)
         (tier.submit_load if loading else tier.submit_store)(job)
     tier.on_schedule_end(None)
     steps.append(since(start))
