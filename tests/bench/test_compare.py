@@ -87,7 +87,7 @@ def against(a: Result, b: Result) -> Comparison:
     return compare(("a.json", a), ("b.json", b))
 
 
-@pytest.mark.parametrize(("repeats", "repeat_sd"), [(3, 0.01), (5, 0.02)])
+@pytest.mark.parametrize(("repeats", "repeat_sd"), [(3, 0.01), (5, 0.02), (10, 0.04)])
 def test_a_target_is_no_different_from_itself_and_a_fifth_is_told_apart(repeats: int, repeat_sd: float) -> None:
     """Each in at least 19 of 20 runs, here of 100, whatever the noise of a run is."""
     random = np.random.default_rng(7)
@@ -127,6 +127,15 @@ def test_a_small_but_steady_difference_is_noise_and_a_drift_widens_the_interval(
     assert drifting.low is not None
     assert drifting.low < 1 < drifting.ratio
     assert not drifting.claimed
+
+
+def test_a_repeat_in_which_the_machine_did_something_else_does_not_decide_of_ten() -> None:
+    steady = [[1.0 + 0.005 * (k % 3)] for k in range(10)]
+    slower = [[1.2 * time for time in repeat] for repeat in steady]
+    found = effect_of((steady, [[5.0], *slower[1:]]))
+    assert found.claimed
+    assert found.ratio == pytest.approx(1.2, rel=0.01)
+    assert not effect_of((steady, [[5.0], *steady[1:]])).claimed
 
 
 def test_different_work_and_unknown_targets_are_refused() -> None:

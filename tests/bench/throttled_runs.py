@@ -22,7 +22,7 @@ def main(one: str, other: str, slower: str, out: str, count: int) -> None:
     directories = {"one": one, "other": other, "slower": slower}
     for number in range(count):
         table = {
-            "model": "Llama-3.1-8B", "tokens": 64, "block_tokens": 4, "concurrency": [4], "repeats": 9, "seed": number,
+            "model": "Llama-3.1-8B", "tokens": 64, "block_tokens": 4, "concurrency": [4], "repeats": 10, "seed": number,
             "targets": {name: {"url": f"file://{path}", "order": "together"} for name, path in directories.items()},
         }  # fmt: skip
         result = run_job(make_job(table, "lab"), Stage(), lambda text: None)

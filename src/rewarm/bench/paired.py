@@ -2,7 +2,8 @@
 
 The unit is the repeat. Requests of one wave share its medium and its moment, so they are not independent: each repeat
 gives one ratio, of the mean times of its paired requests, and Student's t over the logarithms of these ratios gives the
-interval. The mean of the requests' own ratios would be ruled by the shortest ones, which are mostly wake-ups.
+interval, outliers trimmed where repeats are many. The mean of the requests' own ratios would be ruled by the shortest
+ones, which are mostly wake-ups.
 A difference is claimed only when it is larger than the noise floor: the interval's half width or `NOISE_MIN`, whichever
 is larger. One repeat has no interval and claims nothing. Pure arithmetic.
 """
@@ -20,6 +21,9 @@ CONFIDENCE = 0.98
 and at 99 % three repeats, the default, often fail to tell a fifth apart."""
 NOISE_MIN = 0.02
 """A difference of less than 2 % is never claimed: clocks, wake-ups and the order of two runs are in it."""
+
+TRIM, TRIM_FROM = 0.2, 7
+"""Share of the repeats left out at either end, and from how many on: with fewer the interval would only widen."""
 
 # Two-sided 98 % quantiles of Student's t for 1, 2, .. degrees of freedom (Fisher and Yates, table III).
 _T98 = (
@@ -58,7 +62,7 @@ def effect_of(*conditions: tuple[Sample, Sample]) -> Effect:
         return Effect(
             ratio=math.exp(middle), low=None, high=None, noise=None, repeats=count, pairs=pairs, claimed=False
         )
-    half = t98(count - 1) * stdev(means) / math.sqrt(count)
+    middle, half = _interval(means)
     floor = max(half, math.log1p(NOISE_MIN))
     return Effect(
         ratio=math.exp(middle),
@@ -69,6 +73,19 @@ def effect_of(*conditions: tuple[Sample, Sample]) -> Effect:
         pairs=pairs,
         claimed=abs(middle) > floor,
     )
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Middle and half width at 98 %. From `TRIM_FROM` repeats on a fifth is trimmed at each end, so that a repeat in
+    which the machine did other things does not decide: trimmed mean and winsorised deviation, Tukey and McLaughlin 1963.
+    """
+    count = len(values)
+    cut = int(TRIM * count) if count >= TRIM_FROM else 0
+    ranked = sorted(values)
+    kept = ranked[cut : count - cut]
+    winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
+    error = stdev(winsorised) / (len(kept) / count * math.sqrt(count))
+    return fmean(kept), t98(len(kept) - 1) * error
 
 
 def _means(first: Sample, second: Sample) -> list[float]:
