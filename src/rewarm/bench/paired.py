@@ -76,8 +76,8 @@ def effect_of(*conditions: tuple[Sample, Sample]) -> Effect:
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Middle and half width at 98 %. From `TRIM_FROM` repeats on a fifth is trimmed at each end, so that a repeat in
-    which the machine did other things does not decide: trimmed mean and winsorised deviation, Tukey and McLaughlin 1963.
+    """Middle and half width at 98 %. From `TRIM_FROM` repeats on a fifth is trimmed at each end, so that one in
+    which the machine did other things does not decide: trimmed mean, winsorised deviation; Tukey, McLaughlin 1963.
     """
     count = len(values)
     cut = int(TRIM * count) if count >= TRIM_FROM else 0
