@@ -68,7 +68,7 @@ class Appender:
                 raise
             target = self.ensure_writer().new_segment()
         self._open.add(target)
-        if not self._side.make_room(need - PAGE):  # Somebody opened one at the same moment.
+        if not self._side.make_room(need - PAGE, marks=False):  # Somebody opened one at the same moment.
             target.segment.gone = target.abandoned = True
             os.unlink(target.segment.path)
             self.seal(target)

@@ -15,7 +15,7 @@ from rewarm.store.layout import SEGMENT_GONE, Kind
 from rewarm.store.leases import Leases
 from rewarm.store.pool import NAMESPACES, FileFacts
 from rewarm.store.segments import Segment
-from rewarm.store.tailing import Shared, Tailer, remove_segments
+from rewarm.store.tailing import Shared, Tailer, forget_segments, remove_segments
 from rewarm.store.writer import remove_if_dead, remove_log
 from rewarm.store.writing import WriteLoop
 
@@ -57,12 +57,12 @@ class Evictor:
             if self._writes.appender.writer is not None:
                 self._victims.adopt_dead(usage)
 
-    def make_room(self, need: int, *, full: bool) -> bool:
+    def make_room(self, need: int, *, full: bool, marks: bool) -> bool:
         """Evict segments of anybody until `need` bytes fit. Raises `OSError`."""
         pool, usage = self._shared.pool, self.measure()
         if full:
             return self._evict(usage, lambda now: usage.used_bytes - need, again=False) > 0
-        pressed = capacity.is_pressed(pool, usage, need)
+        pressed = marks and capacity.is_pressed(pool, usage, need)
         need += self._victims.growth_of_others(usage)
         if capacity.target_bytes(pool, usage, need, pressed=pressed) < usage.used_bytes:
             files = [file for file, _ in self._victims.of_anybody(usage)]
@@ -142,6 +142,7 @@ class Evictor:
             if usage.used_bytes <= target(usage):
                 break
             freed += self._drop(usage, file, segment, again=again)
+            self._writes.turned_s = time.monotonic()
             time.sleep(random.uniform(0, PAUSE_S_MAX))
             usage = self.measure()
         return freed
@@ -164,7 +165,8 @@ class Evictor:
         with self._shared.lock:
             if segment.pins and not by_order:
                 return 0
-            remove_segments(self._shared, [segment])
+            segment.gone = True
+        forget_segments(self._shared, [segment])
         # A full disk may refuse the announcement: readers then learn of it by a miss.
         with contextlib.suppress(OSError):
             writer = self._writes.appender.ensure_writer()

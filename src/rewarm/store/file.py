@@ -5,6 +5,7 @@ Any process may open the directory; each appends to files of its own and reads e
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 import time
@@ -37,8 +38,10 @@ from rewarm.store.fallback import Fallback
 from rewarm.store.index import NO_ROW, Index, Places
 from rewarm.store.keeping import Keeper
 from rewarm.store.leases import Leases
-from rewarm.store.pool import Pool
+from rewarm.store.patience import Mount, Watch, wait_for
+from rewarm.store.pool import Pool, close_file
 from rewarm.store.reading import ReadLoop
+from rewarm.store.reporting import report
 from rewarm.store.requests import Failure, LoadJob
 from rewarm.store.saving import Command, Group, SaveJob
 from rewarm.store.segments import FileCache, Segment, SegmentPin, SegmentTable
@@ -64,6 +67,7 @@ class FileStore:
         choice: Choice,
         settings: Settings,
         namespace: object,
+        mount: Mount,
         *,
         wrap_reads: Wrap = lambda device: device,
         wrap_writes: Wrap = lambda device: device,
@@ -74,13 +78,14 @@ class FileStore:
         self.namespace, self._description = resolve_namespace(namespace)
         self.index = Index()
         self.segments = SegmentTable(pool)
-        self.files = FileCache(read_flags(choice.direct))
+        self.files = FileCache(read_flags(choice.direct), close=self._close_file)
         self.lock = threading.RLock()
         self.counters = Counters()
         self.alignment = choice.alignment if choice.direct else 1
         self.sync_first = choice.network or not choice.direct
         self.always_bounce = settings.bounce == "always" or choice.network
         self.io_deadline_s = settings.io_deadline_s
+        self._mount = mount
         self._forks = forks.count
         self._closed = False
         self._arenas: list[npt.NDArray[np.uint8]] = []
@@ -91,18 +96,27 @@ class FileStore:
         except StorageError:
             self._reads.stop(CANCEL_S)
             raise
-        self._tender = Tender(settings, self._writes)
+        self._read_watch = Watch(self._reads, settings.io_deadline_s)
+        self._save_watch = Watch(self._writes, settings.io_deadline_s)
+        self._tender = Tender(settings, self._writes, mount, (self._read_watch, self._save_watch))
         self._tailer = Tailer(self, self._tender.own_segment_evicted, self._tender.own_writer_adopted)
         leases = Leases(pool, self._tailer, settings.lease_s, local=not choice.network)
         self._evictor = Evictor(self, self._tailer, self._writes, leases, Keeper(self, self._queue_save))
         self._fallback = Fallback(self, self._tailer, self._name_damage, network=choice.network)
         try:
-            self._tailer.refresh()
-            self._evictor.measure()
+            mount.call(self._tailer.refresh)
+            mount.call(self._evictor.measure)
             self._tender.start(self._tailer, self._evictor)
         except (OSError, RuntimeError) as error:
             self.close()
             raise StorageError(f"cannot open {pool.root}: {error}") from error
+
+    def _close_file(self, descriptor: int) -> None:
+        """Close a file; over a network even that may hang."""
+        if self.choice.network:
+            self._mount.later(lambda: close_file(descriptor))
+        else:
+            close_file(descriptor)
 
     # The data path.
 
@@ -135,6 +149,7 @@ class FileStore:
             return transfer
         self.counters.add(borrowed_bytes=int(borrowed.lengths.sum()))
         self.index.note_reads(places.row[wanted])
+        self._read_watch.add(transfer)
         if not self._reads.put(LoadJob(transfer, list(keys), borrowed, places, wanted)):
             self.counters.add(borrowed_bytes=-int(borrowed.lengths.sum()))
             transfer.settle(wanted, Outcome.LOST_MEDIUM)
@@ -158,6 +173,7 @@ class FileStore:
         job = SaveJob(transfer, keys[:count], lambda: borrow(held[:count], count, writable=False))
         job.queued_bytes = sum(sizes[:count])
         self.counters.add(borrowed_bytes=job.queued_bytes)
+        self._save_watch.add(transfer)
         if not count or not self._writes.put(job):
             self.counters.add(queued_bytes=-job.queued_bytes, borrowed_bytes=-job.queued_bytes)
             transfer.settle(range(count), Outcome.LOST_MEDIUM)
@@ -211,26 +227,31 @@ class FileStore:
     def check(self, *, fix: bool = False) -> CheckReport:
         """Verify every file and block of the pool; with `fix` repair or remove what is damaged."""
         self._usable()
+        read_s = [time.monotonic()]
+
+        def progress(count: int) -> None:
+            self.counters.add(bytes_read=count)
+            read_s[0] = time.monotonic()
+
+        def run() -> CheckReport:
+            drop = self._drop_damage if fix else None
+            local = not self.choice.network
+            return check_pool(self.pool, direct=self.choice.direct, local=local, drop=drop, progress=progress)
+
         try:
-            report = check_pool(
-                self.pool,
-                direct=self.choice.direct,
-                local=not self.choice.network,
-                drop=self._drop_damage if fix else None,
-                progress=lambda count: self.counters.add(bytes_read=count),
-            )
+            found = self._mount.call(run, alive_s=lambda: read_s[0])
         except OSError as error:
             raise StorageError(f"cannot check {self.pool.root}: {error.strerror}") from error
         if fix:
             self._tailer.restart()
             self.refresh()
-        return report
+        return found
 
     def refresh(self) -> None:
         """Read what other writers have published since the last poll; returns when it is visible to `lookup`."""
         self._usable()
         try:
-            self._tailer.refresh()
+            self._mount.call(self._tailer.refresh)
         except OSError as error:
             raise StorageError(f"cannot read {self.pool.root}: {error.strerror}") from error
 
@@ -249,7 +270,6 @@ class FileStore:
 
     def stats(self) -> Stats:
         """Counters since open."""
-        counters = self.counters
         loops = [loop.broken for loop in (self._reads, self._writes) if loop.broken]
         unreadable = self._tailer.unreadable_logs
         notes = [
@@ -259,26 +279,13 @@ class FileStore:
             *([f"{unreadable} logs could not be read"] if unreadable else []),
             *(["rewarm-poll: ended by a defect"] if self._tender.ended() else []),
         ]
-        return Stats(
-            device=self.choice.name,
-            device_refusals=list(self.choice.refusals),
-            hits=counters.hits,
-            misses=counters.misses(),
-            stored=counters.saved(Outcome.STORED),
-            already=counters.saved(Outcome.ALREADY),
-            refused=counters.refused(),
-            bytes_read=counters.bytes_read,
-            bytes_written=counters.bytes_written,
-            bytes_padding=counters.bytes_padding,
-            bytes_log=counters.bytes_log,
-            unreleased_bytes=counters.borrowed_bytes,
-            queued_bytes=counters.queued_bytes,
+        return report(
+            self.counters,
+            self.choice,
             capacity_bytes=self.pool.facts.capacity_bytes,
             used_bytes=self._evictor.used_bytes,
             blocks=len(self.index),
             visibility_bound_s=visibility_bound_s(self.choice, self.settings.poll_s),
-            evicted_segments=counters.evicted_segments,
-            evicted_bytes=counters.evicted_bytes,
             registered_bytes=self._registered_bytes,
             notes=notes,
         )
@@ -301,7 +308,9 @@ class FileStore:
         if ended:
             self._arenas.clear()
         self._tender.join(max(deadline_s - time.monotonic(), CANCEL_S))
-        self.files.close()
+        with contextlib.suppress(OSError):
+            self._mount.call(self.files.close, deadline_s=max(deadline_s - time.monotonic(), CANCEL_S))
+        self._mount.end()
 
     def __enter__(self) -> FileStore:
         return self
@@ -343,9 +352,9 @@ class FileStore:
         """Read what a writer of this handle has left behind as one reads that of others."""
         self._tailer.own_writers.discard(writer_id)
 
-    def make_room(self, need: int, *, full: bool = False) -> bool:
+    def make_room(self, need: int, *, full: bool = False, marks: bool = True) -> bool:
         """Evict until `need` bytes fit; `full` when the medium itself said so. Raises `OSError`."""
-        return self._evictor.make_room(need, full=full)
+        return self._evictor.make_room(need, full=full, marks=marks)
 
     def published(self, group: Group) -> None:
         """Put a group's blocks into the index."""
@@ -376,7 +385,7 @@ class FileStore:
         if not self._writes.put(command):
             raise StorageError(f"{self.pool.root}: {self._writes.broken or 'the store is closing'}")
         try:
-            return command.future.result()
+            return wait_for(command.future, self.io_deadline_s, lambda: self._writes.turned_s)
         except OSError as error:
             raise StorageError(f"{self.pool.root}: {error.strerror or error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 from collections.abc import Callable
@@ -14,11 +15,12 @@ import msgspec
 from rewarm.errors import ConfigError, FormatError, StorageError
 from rewarm.store.contract import Store, resolve_namespace
 from rewarm.store.devices.base import Device
-from rewarm.store.devices.select import LADDER, choose_device
+from rewarm.store.devices.select import LADDER, Choice, choose_device
 from rewarm.store.file import FileStore
 from rewarm.store.hosts import refuse_second_host
 from rewarm.store.housekeeping import rebuild_facts
 from rewarm.store.memory import MemoryStore
+from rewarm.store.patience import Mount
 from rewarm.store.pool import POOL_FILE, WRITERS, OtherFormat, Pool, read_facts, replace_facts
 from rewarm.store.settings import Settings
 from rewarm.units import parse_duration, parse_size
@@ -154,20 +156,34 @@ def open_store(
     settings = _settings(location.options)
     resolve_namespace(namespace)  # Whatever is wrong is said before anything is made.
     root = Path(location.path)
+    with contextlib.ExitStack() as undo:
+        mount = Mount(settings.io_deadline_s)
+        undo.callback(mount.end)
+        try:
+            pool, choice = mount.call(lambda: _look_at(root, size, settings))
+        except OSError as error:
+            raise StorageError(f"cannot open {root}: {error.strerror or error}") from error
+        store = FileStore(
+            pool,
+            choice,
+            settings,
+            namespace,
+            mount,
+            wrap_reads=device_wrapper or (lambda device: device),
+            wrap_writes=write_device_wrapper or (lambda device: device),
+        )
+        undo.pop_all()
+    return store
+
+
+def _look_at(root: Path, size: int | None, settings: Settings) -> tuple[Pool, Choice]:
+    """The pool in a directory, made if there is none, and what reads and writes it best."""
     writable = os.access(root, os.W_OK | os.X_OK)
     if not writable and read_facts(root) is None:
         raise StorageError(f"no permission to write in {root}; the first open makes the pool there")
     pool = Pool.open(root, capacity=size, access=settings.access)
     refuse_second_host(root, pool.facts)
-    choice = choose_device(root, prefer=settings.device, writable=writable, sample=root / "pool.json")
-    return FileStore(
-        pool,
-        choice,
-        settings,
-        namespace,
-        wrap_reads=device_wrapper or (lambda device: device),
-        wrap_writes=write_device_wrapper or (lambda device: device),
-    )
+    return pool, choose_device(root, prefer=settings.device, writable=writable, sample=root / POOL_FILE)
 
 
 def repair_pool_file(url: str | os.PathLike[str]) -> bool:

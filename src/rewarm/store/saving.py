@@ -153,8 +153,11 @@ class WriteSide(Protocol):
     def left(self, writer_id: str) -> None:
         """A writer of this handle was given up: others may have taken its files over."""
 
-    def make_room(self, need: int, *, full: bool = False) -> bool:
-        """Evict until `need` bytes fit; `full` when the medium itself said so. Raises `OSError`."""
+    def make_room(self, need: int, *, full: bool = False, marks: bool = True) -> bool:
+        """Evict until `need` bytes fit; `full` when the medium itself said so. Raises `OSError`.
+
+        Without `marks` only what the capacity itself demands is evicted.
+        """
 
     def published(self, group: Group) -> None:
         """Put a group's blocks into the index."""

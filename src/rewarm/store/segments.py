@@ -84,10 +84,17 @@ class SegmentTable:
 class FileCache:
     """Descriptors of files that are read, opened on first use, the longest unused closed first."""
 
-    def __init__(self, flags: int, limit: int | None = None, opener: Callable[[Path, int], int] = open_regular):
+    def __init__(
+        self,
+        flags: int,
+        limit: int | None = None,
+        opener: Callable[[Path, int], int] = open_regular,
+        close: Callable[[int], None] = close_file,
+    ) -> None:
         self._flags = flags
         self._limit = _open_files_max() if limit is None else limit
         self._opener = opener
+        self._close_file = close
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._pins: dict[Path, int] = {}
         self._doomed: set[Path] = set()
@@ -104,7 +111,7 @@ class FileCache:
         descriptor = self._opener(path, self._flags)
         with self._lock:
             if path in self._open:
-                close_file(descriptor)
+                self._close_file(descriptor)
                 descriptor = self._open[path]
             self._open[path] = descriptor
             self._pins[path] = self._pins.get(path, 0) + 1
@@ -124,7 +131,7 @@ class FileCache:
                 del self._pins[path]
                 if path in self._doomed:
                     self._doomed.discard(path)
-                    close_file(self._open.pop(path))
+                    self._close_file(self._open.pop(path))
 
     def forget(self, path: Path) -> None:
         """Close a file that is gone, at once or with its last reader."""
@@ -132,21 +139,21 @@ class FileCache:
             if path in self._pins:
                 self._doomed.add(path)
             elif path in self._open:
-                close_file(self._open.pop(path))
+                self._close_file(self._open.pop(path))
 
     def close(self) -> None:
         """Close everything that no request is using, and the rest with its last request."""
         with self._lock:
             self._doomed.update(self._pins)
             for path in [path for path in self._open if path not in self._pins]:
-                close_file(self._open.pop(path))
+                self._close_file(self._open.pop(path))
 
     def _trim(self) -> None:
         excess = len(self._open) - self._limit
         if excess > 0:
             idle = [path for path in self._open if path not in self._pins][:excess]
             for path in idle:
-                close_file(self._open.pop(path))
+                self._close_file(self._open.pop(path))
 
 
 def _open_files_max() -> int:

@@ -1,12 +1,14 @@
-"""The poller of a handle: reads what others published, renews the lease, takes over the dead, measures the pool."""
+"""The poller of a handle: reads what others published, renews the lease, adopts the dead, watches over the loops."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
+from collections.abc import Sequence
 
 from rewarm.store.eviction import Evictor
+from rewarm.store.patience import Mount, Watch
 from rewarm.store.saving import Command
 from rewarm.store.segments import Segment
 from rewarm.store.settings import Settings
@@ -14,13 +16,18 @@ from rewarm.store.tailing import Tailer
 from rewarm.store.writer import COUNT_SHARE
 from rewarm.store.writing import WriteLoop
 
+WATCH_SHARE = 4
+"""So many times within the I/O deadline it is looked whether the I/O loops turn."""
+
 
 class Tender:
-    """Runs in a thread of its own: on a mount that hangs it waits alone."""
+    """Runs in a thread of its own, which waits for no call longer than its deadline."""
 
-    def __init__(self, settings: Settings, writes: WriteLoop) -> None:
+    def __init__(self, settings: Settings, writes: WriteLoop, mount: Mount, watches: Sequence[Watch]) -> None:
         self._settings = settings
         self._writes = writes
+        self._mount = mount
+        self._watches = watches
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -67,16 +74,18 @@ class Tender:
 
     def _run(self, tailer: Tailer, evictor: Evictor) -> None:
         poll_s = self._settings.poll_s
-        turn_s = min(poll_s, self._settings.lease_s / COUNT_SHARE)
+        turn_s = min(poll_s, self._settings.lease_s / COUNT_SHARE, self._settings.io_deadline_s / WATCH_SHARE)
         next_poll_s = time.monotonic() + poll_s
         while not self._stop.wait(turn_s):
             self._count()
+            for watch in self._watches:
+                watch.look()
             if time.monotonic() < next_poll_s:
                 continue
             # A directory that cannot be listed now is tried again at the next poll; loads report what they meet.
             with contextlib.suppress(OSError):
-                tailer.refresh()
-                evictor.measure_if_cheap()
+                self._mount.call(tailer.refresh)
+                self._mount.call(evictor.measure_if_cheap)
             next_poll_s = time.monotonic() + poll_s
 
     def _count(self) -> None:

@@ -44,6 +44,8 @@ class WriteLoop(IoLoop[SaveJob | Command]):
         self._after: dict[int, Callable[[int], None]] = {}
         self._syncs: deque[tuple[int, Callable[[int], None]]] = deque()
         self._next_number = 1
+        self.turned_s = 0.0
+        """When this loop was last seen at work."""
         self.appender = Appender(side, lambda descriptor, then: self._syncs.append((descriptor, then)))
 
     # One turn of the loop, called by the base class.
@@ -91,6 +93,7 @@ class WriteLoop(IoLoop[SaveJob | Command]):
 
     def tidy(self, now_s: float) -> None:
         """Deadlines, jobs that were given up, a command that waited."""
+        self.turned_s = now_s
         for group in list(self._groups.values()):
             if group.in_flight and not group.expired and now_s - group.submitted_s > self.io_deadline_s:
                 group.expired = True
