@@ -10,7 +10,7 @@ BENCHES := $(filter-out _%,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.
 PIP     := $(BIN)/python -m pip install --quiet --prefer-binary
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format fuzz lab-two-media lab-nvmeof engine-env lmcache-env sglang-env transformers-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
+.PHONY: help demo test coverage check lint types format fuzz lab-two-media lab-nvmeof engine-env lmcache-env sglang-env transformers-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -22,6 +22,10 @@ demo: $(VENV)/.core ## the main job on this machine's disk, in two minutes and a
 
 test: $(VENV)/.dev ## the quick suite, under three minutes on two cores
 	@$(BIN)/python -m pytest -q
+
+coverage: $(VENV)/.dev ## branch coverage of the store, quick and crash suites; below 95 % fails
+	@$(BIN)/python -m pytest -q -m 'crash or not (engine or lmcache or sglang or transformers or lab or soak or scale or browser)' \
+	    tests/store --cov=rewarm.store --cov-branch --cov-report=term:skip-covered --cov-fail-under=95
 
 check: lint types test ## everything a change must pass
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tests.store.test_eviction import CAPACITY, HIT, SEGMENT, STORED, load, open_pool, save, used
 
+from rewarm.testing import make_keys
+
 
 def test_what_was_read_is_kept_for_another_turn(tmp_path: Path) -> None:
     keys = make_keys(64)
