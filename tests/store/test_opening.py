@@ -186,7 +186,7 @@ def test_who_may_only_read_reads(public: Path) -> None:
 
 def resources() -> tuple[int, int]:
     for thread in threading.enumerate():
-        if thread.name.startswith("rewarm-io-"):
+        if thread.name.startswith(("rewarm-io-", "rewarm-mount")):
             thread.join(60)  # workers of a device end by themselves, soon after it is closed
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
