@@ -23,9 +23,7 @@ import rewarm
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "rewarm"
 
-FUNCTION_LINES_MAX = 60
-MODULE_LINES_MAX = 400
-README_LINES_MAX = 150
+FUNCTION_LINES_MAX, MODULE_LINES_MAX, README_LINES_MAX = 60, 400, 150
 PUBLIC_NAMES_MAX = 20
 
 BASE = {"errors", "units"}
