@@ -7,7 +7,8 @@ own functions (`_page_get_zero_copy` for Rewarm, `_generic_page_get` for `file`)
 `MHATokenToKVPoolHost` of 16 layers, 8 heads of 128, bfloat16 (64 KiB a token). In every round each reads all of its
 pages twice, in turn: *cold*, after its files were dropped from the page cache, and *hot*, right after that. Rewarm
 reads past the page cache where the medium allows, so both of its reads come from the medium; `file` reads hot pages
-from memory. Every byte is compared after each read. On a bed in memory (/dev/shm) nothing is cold.
+from memory. Every byte is compared after each read. On a bed in memory (/dev/shm) nothing is cold. `file` copies with
+torch; beside other work more of torch's threads than idle cores make it slower, up to tenfold, so the default is one.
 """
 
 from __future__ import annotations
@@ -42,9 +43,13 @@ def main() -> None:
         "--bed", type=Path, action="append", help="where both keep their files; default: a temporary folder"
     )
     parser.add_argument("--page", type=int, default=64, help="tokens of a page")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads, with which `file` copies")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     logging.disable(logging.WARNING)
+    import torch
+
+    torch.set_num_threads(arguments.threads)
     for bed in arguments.bed or [Path(tempfile.gettempdir())]:
         folder = Path(tempfile.mkdtemp(prefix="rewarm-sglang-", dir=bed))
         try:
