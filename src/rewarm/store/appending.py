@@ -14,7 +14,7 @@ from collections.abc import Callable
 from rewarm.store.layout import PAGE, Kind
 from rewarm.store.pool import close_file
 from rewarm.store.saving import WriteSide
-from rewarm.store.writer import OpenSegment, Writer
+from rewarm.store.writer import OpenSegment, Writer, is_gone
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a medium says that has no room."""
@@ -77,7 +77,7 @@ class Appender:
 
     def _leave_removed(self) -> None:
         """Go on in other files where somebody removed ours or may take us for dead: what is appended there is lost."""
-        if self.target is not None and not os.fstat(self.target.descriptor).st_nlink:
+        if self.target is not None and is_gone(self.target.descriptor):
             self.abandon()
         if self.writer is not None and (self.writer.late() or self.writer.removed()):
             self.leave(self.writer)

@@ -3,7 +3,8 @@
 A copy that is damaged, cut off or unreadable is forgotten by this handle, so that the next save repairs it. Only wrong
 bytes in a sealed segment are named in the log, so that they do not come back with a restart: a mount in trouble can
 claim anything else. A file that is not there is looked for again with the next pass over its writer's log, and so is
-what a network mount could not read.
+what a network mount could not read. What a local medium could not read is taken again later and later: a save may
+repair it meanwhile, and a device that was away comes back.
 """
 
 from __future__ import annotations
@@ -51,11 +52,15 @@ class Fallback:
         elif self._network:  # The mount may be in trouble, and the copy good: what the log says of it is taken again.
             self._shared.files.forget(segment.path)
             self._tailer.suspect(segment)
+        elif failure is Failure.UNREADABLE:
+            self._shared.files.forget(segment.path)
+            self._tailer.doubts.note((segment.writer, segment.number))
         return self._first(key)
 
     def _may_be_better(self, failure: Failure, segment: Segment) -> bool:
         """True where the same place deserves a second try: a read that failed, or what somebody else still writes."""
         if failure is Failure.UNREADABLE:
+            self._shared.files.forget(segment.path)  # Opened anew: the file may be one of a mount that has died since.
             return True
         if segment.sealed_bytes is not None or segment.writer in self._tailer.own_writers:
             return False

@@ -18,6 +18,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from rewarm.store.doubts import Doubts
 from rewarm.store.index import Index
 from rewarm.store.layout import SEGMENT_GONE, Frame, Kind, entry_mask
 from rewarm.store.log import AdoptedEnd, LogReader, LogTail, log_name
@@ -54,6 +55,7 @@ class Tailer:
         self._reader = LogReader()
         self._lock = threading.Lock()
         self._suspects: set[tuple[str, int]] = set()
+        self.doubts = Doubts(shared.io_deadline_s)
         self.own_writers: set[str] = set()
         self.droppers: set[str] = set()
         """Writers whose logs name damage."""
@@ -65,6 +67,7 @@ class Tailer:
             present = self._shared.pool.writer_ids()
             for writer in set(self._tails) - set(present):
                 self._forget_writer(self._tails[writer])
+            self._suspects |= self.doubts.due()
             while self._suspects:
                 writer, number = self._suspects.pop()
                 if writer in present:
@@ -145,6 +148,7 @@ class Tailer:
             while not self._at_end(tail) and self._read_log(tail):
                 pass
         except OSError:
+            self._shared.files.forget(self._path(tail))  # A file of a mount that has died is dead for ever.
             return False
         return True
 

@@ -270,8 +270,8 @@ class Writer:
             self.close()
 
     def removed(self) -> bool:
-        """True when somebody removed the log: what it says is lost."""
-        return not os.fstat(self.log.descriptor).st_nlink
+        """True when somebody removed the log, or its mount has died: what it says is lost."""
+        return is_gone(self.log.descriptor)
 
     def close(self) -> None:
         """Sync and close the log and all names; a writer that stored and announced nothing leaves no directory."""
@@ -290,6 +290,14 @@ class Writer:
     def _remove_directory(self) -> None:
         with contextlib.suppress(OSError):
             os.rmdir(self.directory)
+
+
+def is_gone(descriptor: int) -> bool:
+    """True when a file was removed, or does not answer because its mount has died: what it holds is lost to others."""
+    try:
+        return not os.fstat(descriptor).st_nlink
+    except OSError:
+        return True
 
 
 def make_writer(shared: Shared, own: set[str], description: str, manner: Manner) -> Writer:
