@@ -6,6 +6,7 @@ import logging
 import mmap
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,3 +287,4 @@ def test_a_recording_tier_writes_a_trace_that_is_read(install: Install, tmp_path
     assert not any(key.hex() in line for key in KEYS for line in lines)
     with pytest.raises(StorageError, match="cannot record to"):
         make_tier(install("0.32.0"), pool, record=str(tmp_path / "missing" / "trace.jsonl"))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rewarm-")]

@@ -10,6 +10,7 @@ the engine is started anew: its namespace names the weights that were there at t
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import time
@@ -87,19 +88,23 @@ class RewarmTier(_SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         limits = _limits(options, self._rows)
         self._hashes = Hashes.of(config)
         self.pace = Pace(None if options.get("prefill_rate") is None else float(options["prefill_rate"]))
-        self._store = open_pool(options["url"], namespace, self._hashes.chunk_tokens if self._hashes else None)
-        self._holds: Callable[[bytes], bool] = self._store.__contains__
-        self._store.register(self._rows.region)
-        self._traffic = Traffic(self._store, self._rows, limits)
-        self._chooser = Chooser(self._store, _shape(options, self._rows, self._hashes), self.pace.curve)
-        self._refused = self._chooser.refused
         self._recorder = _recorder(options.get("record"), self._hashes)
         self._recorded: set[str] = set()
         self._serving = True
         self._reported: dict[str, Any] = {}
         self._reported_s = 0.0
-        _log_start(options["url"], self._store, self._rows, limits, namespace)
-        try_one_block(self._store, self._rows, limits.deadline_s)
+        self._store = open_pool(options["url"], namespace, self._hashes.chunk_tokens if self._hashes else None)
+        with contextlib.ExitStack() as opened:  # A start that fails leaves no thread and no descriptor behind.
+            opened.callback(self._store.close)
+            self._holds: Callable[[bytes], bool] = self._store.__contains__
+            self._store.register(self._rows.region)
+            self._traffic = Traffic(self._store, self._rows, limits)
+            opened.callback(self._traffic.stop, STOP_S)
+            self._chooser = Chooser(self._store, _shape(options, self._rows, self._hashes), self.pace.curve)
+            self._refused = self._chooser.refused
+            _log_start(options["url"], self._store, self._rows, limits, namespace)
+            try_one_block(self._store, self._rows, limits.deadline_s)
+            opened.pop_all()
 
     # The scheduler asks.
 
