@@ -211,10 +211,6 @@ class Pool:
         with open(self.writers / writer / ADOPTED, "rb", opener=open_regular) as file:
             return file.read(PAGE)
 
-    def used_bytes(self) -> int:
-        """Allocated bytes of all writers' files."""
-        return sum(file.bytes_on_disk for writer in self.writer_ids() for file in self.files(writer))
-
     def space(self) -> tuple[int, int]:
         """(free, total) bytes of the file system."""
         facts = os.statvfs(self.root)

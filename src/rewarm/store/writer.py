@@ -302,15 +302,16 @@ def is_gone(descriptor: int) -> bool:
 
 def make_writer(shared: Shared, own: set[str], description: str, manner: Manner) -> Writer:
     """A writer under a new id, which is in `own` before its files can be seen. Raises `OSError`."""
-    for attempt in range(MAKE_ATTEMPTS):
+    attempts = 0
+    while True:
+        attempts += 1
         writer_id = uuid.uuid4().hex
         own.add(writer_id)
         try:
             return Writer(writer_id, shared.pool, shared.segments, shared.namespace, description, manner)
         except FileNotFoundError:
-            if attempt == MAKE_ATTEMPTS - 1:
+            if attempts == MAKE_ATTEMPTS:
                 raise
-    raise AssertionError("unreachable")
 
 
 def _lock(descriptor: int) -> None:
@@ -318,12 +319,14 @@ def _lock(descriptor: int) -> None:
 
     Raises `OSError` where somebody else keeps it: the writer would look dead to everybody while it lives.
     """
-    for attempt in range(LOCK_ATTEMPTS):
+    attempts = 0
+    while True:
+        attempts += 1
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if attempt == LOCK_ATTEMPTS - 1:
+            if attempts == LOCK_ATTEMPTS:
                 raise
             time.sleep(LOCK_PAUSE_S)
         except OSError:  # a file system without locks; nobody takes its writers for dead

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.store.crash.lives import server
 
-from rewarm.store.capacity import LOW_MARK
+from rewarm.store.capacity import LOW_MARK, measure
 from rewarm.store.contract import Outcome
 from rewarm.store.opening import open_store
 from rewarm.store.pool import Pool, segment_bytes_for
@@ -67,7 +67,7 @@ def test_eight_processes_keep_to_the_capacity_and_evict_no_more_than_they_must(t
         ears.append(listen)
     low, most, least, was_full, pause = int(LOW_MARK * CAPACITY), 0, CAPACITY, False, threading.Event()
     while any(child.is_alive() for child in children):
-        used = pool.used_bytes()
+        used = measure(pool).used_bytes
         most = max(most, used)
         was_full |= used >= low
         if was_full:

@@ -7,6 +7,7 @@ while a `reap` waits, and what it leaves behind when it comes too late breaks a 
 
 from __future__ import annotations
 
+import abc
 import os
 import threading
 import time
@@ -52,7 +53,7 @@ def _abandon_all_in_child() -> None:
 os.register_at_fork(after_in_child=_abandon_all_in_child)
 
 
-class BatchDevice:
+class BatchDevice(abc.ABC):
     """Base of the rungs: the contract of `base.Device` over the methods that a rung fills in."""
 
     name = "batch"
@@ -198,42 +199,42 @@ class BatchDevice:
 
     # What a rung fills in.
 
+    @abc.abstractmethod
     def _open(self) -> None:
         """Create what the rung needs. Raises `StorageError` where the machine refuses it."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _start(self, operations: Operations, syncs: Mask | None) -> None:
         """Take a checked, non-empty batch; `syncs` masks its syncs, None where there are none."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _collect(self) -> Completions | None:
         """Completions that are there, without waiting."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _step(self, need: int, left_s: float | None) -> None:
         """Start what is unstarted and wait for `need` completions, an interrupt or `left_s`; it may return early."""
-        raise NotImplementedError
 
     def _register(self, address: int, length: int) -> int:
         """Pin memory where the rung can."""
         return 0
 
-    def _unregister(self, address: int, length: int) -> None:
+    def _unregister(self, address: int, length: int) -> None:  # noqa: B027 not every rung pins memory
         """Undo `_register`."""
 
     def _unstarted(self) -> int:
         """Operations taken by `_start` that the kernel has not seen yet."""
         return 0
 
+    @abc.abstractmethod
     def _interrupt(self) -> None:
         """Break a `_step` that waits in another thread."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _free(self) -> None:
         """Give everything back without waiting for operations in flight."""
-        raise NotImplementedError
 
-    def _drop_in_child(self) -> None:
+    def _drop_in_child(self) -> None:  # noqa: B027 not every rung has descriptors
         """Close the descriptors that a forked child inherited; touch nothing else."""
 
 
