@@ -32,7 +32,7 @@ def faulty(tmp_path: Path) -> Iterator[FaultyStore]:
 
 def test_a_read_that_hangs_times_out_while_others_go_on(tmp_path: Path) -> None:
     keys = make_keys(4)
-    with FaultyStore(tmp_path, "&io_deadline=200ms&poll=1h") as one:
+    with FaultyStore(tmp_path, "&io_deadline=1s&poll=1h") as one:
         save(one.store, keys, SIZE)
         one.reads.next(stall(), opcode=READ)
         buffers = arena(1, SIZE)
