@@ -36,9 +36,6 @@ def main() -> int:
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
     wanted = {name for name in arguments.only.split(",") if name}
-    if unknown := wanted - set(CASES):
-        print(f"CASE usage FAILED 0 unknown case {', '.join(sorted(unknown))}; one of {', '.join(CASES)}")
-        return 2
     start_s = time.monotonic()
     fabric.load_modules()
     fabric.make_links()

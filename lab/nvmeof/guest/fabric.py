@@ -36,7 +36,7 @@ def run(*command: str, check: bool = True, timeout_s: float = 120, space: str | 
 
 def tool_environment() -> dict[str, str]:
     """The tools that came with the guest are found behind those of the machine."""
-    tools = "/tmp/lab/tools"
+    tools = "/rewarm-lab/tools"
     return os.environ | {
         "PATH": f"{os.environ['PATH']}:{tools}/sbin:{tools}/usr/sbin:{tools}/usr/bin",
         "LD_LIBRARY_PATH": f"{tools}/lib/x86_64-linux-gnu:{tools}/usr/lib/x86_64-linux-gnu",
