@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CASES = (
     "boot", "array", "kit", "kills", "cold-recovery", "rdma", "link-down", "reset", "target-killed", "path-gone", "nfs",
-    "xfs-twice", "drive-failed",
+    "drive-failed", "xfs-twice",
 )  # fmt: skip
 CANNOT_BE_BUILT = 3
 

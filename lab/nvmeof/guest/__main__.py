@@ -24,8 +24,8 @@ CASES: dict[str, Case] = {
     "target-killed": faults.target_killed,
     "path-gone": faults.path_gone,
     "nfs": sharing.nfs_from_one_host,
-    "xfs-twice": sharing.xfs_mounted_twice,
     "drive-failed": faults.drive_failed,
+    "xfs-twice": sharing.xfs_mounted_twice,
 }
 """In this order: each leaves the fabric as the next expects it, the last ones broken."""
 

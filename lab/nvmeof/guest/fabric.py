@@ -18,7 +18,7 @@ HOST_IDS = {"A": "aaaaaaaa-0000-0000-0000-000000000001", "B": "bbbbbbbb-0000-000
 TARGET_SPACE = "target"
 LINKS = {"A": ("10.91.1.1", "10.91.1.2"), "B": ("10.91.2.1", "10.91.2.2")}
 """Link: (address of the host's end, address of the target's end)."""
-RAM_DRIVES = 6
+RAM_DRIVES = 7
 RAM_DRIVE_KIB = 330_000  # XFS wants 300 MB
 
 

@@ -88,6 +88,10 @@ def drive_failed(bench: Bench, short: bool) -> str:
     expect(not lost["wrong"], f"wrong bytes: {lost}")
     expect(lost["took_s"] < DEADLINE_S + SLACK_S, f"verdict after {lost['took_s']:.0f} s")
     expect(lost["hits"] < BLOCKS, "no block lay on the lost drive")
+    bench.end_case()
+    run("umount", "-l", str(bench.array))
+    run("mdadm", "--stop", "/dev/md0", check=False)
+    bench.subsystem.enable(2, on=True)
     return f"{lost['outcomes']}, none wrong"
 
 

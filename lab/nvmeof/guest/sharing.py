@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from lab.nvmeof.guest.bench import Bench, expect
-from lab.nvmeof.guest.fabric import Controller, mount, run, until
+from lab.nvmeof.guest.fabric import Controller, Port, Subsystem, mount, run, until
 from lab.nvmeof.guest.peers import BLOCK_BYTES
 
 ROUNDS = {False: 12, True: 4}
@@ -25,6 +25,7 @@ def nfs_from_one_host(bench: Bench, short: bool) -> str:
         # The helper itself: mount looks for it in the machine's directories only.
         run("mount.nfs4", "127.0.0.1:/", str(places[host]), "-o", options)
     (places["A"] / "pool").mkdir()
+    run("touch", str(places["A"] / "ready"), timeout_s=90)  # waits for the end of the server's grace period
     peers = {host: bench.peer(f"host-{host}") for host in "AB"}
     for host, peer in peers.items():
         url = f"file://{places[host]}/pool?capacity=16MiB&poll=200ms&io_deadline=10s"
@@ -48,6 +49,8 @@ def nfs_from_one_host(bench: Bench, short: bool) -> str:
         peer.ask("close", timeout_s=90)
     for place in places.values():
         run("umount", "-f", str(place))
+    run("exportfs", "-ua")
+    run("rpc.nfsd", "0", check=False)
     return f"{seen} blocks seen by the other host, {verified} hits verified, {seen * BLOCK_BYTES >> 20} MiB through 16"
 
 
@@ -68,11 +71,13 @@ def _serve_nfs(bench: Bench) -> None:
 
 def xfs_mounted_twice(bench: Bench, short: bool) -> str:
     """A second host that mounts the same namespace loses data silently: its pool is refused."""
-    run("umount", "-l", "/mnt/array", check=False)
-    run("mdadm", "--stop", "/dev/md0", check=False)
-    other = Controller("B", bench.ports["B"], bench.subsystem)
-    here, there = bench.controller.drives()[0], other.drives()[0]
-    run("wipefs", "-a", here)
+    subsystem = Subsystem("twice", [6])
+    hosts = {}
+    for host in "AB":
+        port = Port(20 + ord(host), "tcp", bench.ports[host].address, 4440)
+        port.offer(subsystem)
+        hosts[host] = Controller(host, port, subsystem)
+    (here,), (there,) = hosts["A"].drives(), hosts["B"].drives()
     run("mkfs.xfs", "-q", "-f", "-K", here)
     place = mount(here, "/mnt/once")
     host_a, host_b = bench.peer("host-A"), bench.peer("host-B")
@@ -94,5 +99,6 @@ def xfs_mounted_twice(bench: Bench, short: bool) -> str:
         host_a.ask("close")
         run("umount", "/mnt/twice")
         run("umount", "/mnt/once")
-        other.disconnect()
+        for controller in hosts.values():
+            controller.disconnect()
     raise RuntimeError("a file system mounted by two hosts was opened by both")
