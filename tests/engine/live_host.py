@@ -33,6 +33,7 @@ SETTINGS = {
 }
 MODULE = "vllm.entrypoints.openai.api_server"
 STOP_S = 20.0
+SETTLE_S, STILL_S = 15.0, 2.0
 
 
 def main(path: str, servers: dict[str, list[str]]) -> None:
@@ -57,6 +58,7 @@ def main(path: str, servers: dict[str, list[str]]) -> None:
                     name = connection.recv(100).decode()
                     if not name:  # whoever asked for us is done
                         return
+                    settle(running.get(name, 0))
                     stop(running.pop(name, 0))
                     running[name] = start(servers[name], listener, connection)
                     connection.sendall(b"started")
@@ -80,6 +82,27 @@ def start(arguments: list[str], *sockets: socket.socket) -> int:
     sys.modules.pop(MODULE)
     runpy.run_module(MODULE, run_name="__main__")
     os._exit(0)
+
+
+def settle(group: int) -> None:
+    """Wait until a server has written nothing for a while: it answers before what it saves has reached the store."""
+    end_s = time.monotonic() + SETTLE_S
+    still_since_s, last = time.monotonic(), written(group)
+    while group and time.monotonic() < min(end_s, still_since_s + STILL_S):
+        time.sleep(0.1)
+        now = written(group)
+        if now != last:
+            still_since_s, last = time.monotonic(), now
+
+
+def written(group: int) -> int:
+    """Bytes that the processes of a group have written to media, by the kernel's count."""
+    total = 0
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            if os.getpgid(int(place.name)) == group:
+                total += int((place / "io").read_text().split("\nwrite_bytes: ")[1].split()[0])
+    return total
 
 
 def stop(pid: int) -> None:
