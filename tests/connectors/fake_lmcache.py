@@ -29,7 +29,7 @@ class Event:
     """An eventfd."""
 
     def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def fileno(self) -> int:
         return self._fd
@@ -38,7 +38,11 @@ class Event:
         os.eventfd_write(self._fd, 1)
 
     def close(self) -> None:
-        os.close(self._fd)
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    __del__ = close  # no other test is to find it open
 
 
 class L2AdapterInterface:
