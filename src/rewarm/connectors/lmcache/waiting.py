@@ -50,14 +50,25 @@ class Completions:
         """Watch a transfer; what has no verdict after `limit_s` seconds times out."""
         with self._lock:
             self._jobs.append(_Job(transfer, time.monotonic() + limit_s, over))
-        os.eventfd_write(self._wake, 1)
+        self._nudge()
 
     def stop(self, timeout_s: float) -> bool:
         """End once every transfer is over, seconds; False when the storage still holds memory then."""
         self._stopping = True
-        os.eventfd_write(self._wake, 1)
+        self._nudge()
         self._thread.join(timeout_s)
-        return not self.alive()
+        if self.alive():
+            return False
+        with self._lock:
+            wake, self._wake = self._wake, -1
+        if wake >= 0:
+            os.close(wake)
+        return True
+
+    def _nudge(self) -> None:
+        with self._lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
         while self._jobs or not self._stopping:
