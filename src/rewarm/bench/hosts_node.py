@@ -12,18 +12,19 @@ from pathlib import Path
 
 import msgspec
 
+from rewarm.bench.booking import book_wave, times_to_first_token
 from rewarm.bench.ceiling import CeilingReading, best, measure_ceiling
-from rewarm.bench.cold import Claim, judge, try_counting
+from rewarm.bench.cold import try_counting
 from rewarm.bench.destination import MEMORY_SHARE, Destinations, available_memory
 from rewarm.bench.medium import medium_of
 from rewarm.bench.payload import Payload
 from rewarm.bench.pools import Pool
 from rewarm.bench.populate import populate
 from rewarm.bench.recompute import Prefiller, percentiles
-from rewarm.bench.result import Cell, CellBytes, Request
-from rewarm.bench.wave import Restore, Wave, WaveReading
+from rewarm.bench.result import Cell, CellBytes
+from rewarm.bench.wave import Wave, WaveReading
 from rewarm.geometry.presets import load_model
-from rewarm.store.contract import Outcome, Store
+from rewarm.store.contract import Store
 from rewarm.workload.job import Job
 from rewarm.workload.sessions import Sessions, block_lengths
 
@@ -85,45 +86,16 @@ class Node:
 
     def _cell(self, name: str, repeat: int, wave: WaveReading) -> Cell:
         """The host's own share of a cell."""
-        job, pool, restores = self.job, self._pools[name], wave.restores
-        payload = sum(restore.hit_bytes for restore in restores)
-        claim = Claim(payload=payload, padding=wave.padding_bytes, log=wave.log_bytes)
-        cold, reason = judge(claim, wave.counted, pool.counting)
-        tokens = job.tokens // job.block_tokens * job.block_tokens
-        modelled_s = self._prefiller.seconds(job.new_tokens, tokens) or 0.0
-        outcomes = sum((restore.outcomes for restore in restores), Counter[Outcome]())
-        hits, blocks = outcomes.pop(Outcome.HIT, 0), len(restores) * len(self._lengths)
-        requests = [_request(restore, modelled_s, len(self._lengths), platform.node()) for restore in restores]
-        return Cell(
-            target=name,
-            emulated=job.targets[name].emulated_bytes_per_s is not None,
-            concurrency=len(restores),
-            repeat=repeat,
-            ttft_s=percentiles([float("inf") if r.ttft_s is None else r.ttft_s for r in requests]),
-            modelled_s=modelled_s,
-            seconds=wave.seconds,
-            restored_tokens_per_s=payload / sum(self._lengths) * tokens / wave.seconds if wave.seconds else 0.0,
-            read_bytes_per_s=payload / wave.seconds if wave.seconds else 0.0,
-            ceiling_share=None,
-            cpu_s_per_gb=wave.counted.cpu_s / payload * 1e9 if payload else None,
-            client_cpu_share=wave.client_cpu_s / wave.counted.at_s,
-            hits=hits,
-            misses=blocks - hits,
-            miss_causes={str(cause): found for cause, found in outcomes.items()},
-            wrong_blocks=sum(restore.wrong_blocks for restore in restores),
-            compared="every byte" if wave.whole else "8 bytes of every 4096",
-            cold=cold,
-            cold_reason=reason,
-            bytes=CellBytes(
-                payload=claim.payload,
-                padding=claim.padding,
-                log=claim.log,
-                kernel=wave.counted.process_read_bytes,
-                device=wave.counted.device_read_bytes,
-            ),
-            device=wave.device,
-            recompute=self._prefiller.wave(len(restores), tokens, job.new_tokens, sum(self._lengths)),
-            requests=requests,
+        return book_wave(
+            self.job,
+            name,
+            repeat,
+            wave,
+            concurrency=len(wave.restores),
+            pool=self._pools[name],
+            lengths=self._lengths,
+            prefiller=self._prefiller,
+            host=platform.node(),
         )
 
 
@@ -132,20 +104,6 @@ def _pool(url: str, folder: Path) -> Pool:
     trial = folder.parent / f"trial-{platform.node()}-{id(medium)}"
     trial.mkdir()
     return Pool(url, folder, medium, try_counting(trial, medium), None)
-
-
-def _request(restore: Restore, modelled_s: float, blocks: int, host: str) -> Request:
-    whole = restore.hits == restore.outcomes.total() and not restore.wrong_blocks
-    return Request(
-        session=restore.session,
-        ttft_s=restore.last_byte_s + modelled_s if whole else None,
-        hits=restore.hits,
-        misses=blocks - restore.hits,
-        submitted_s=restore.submitted_s,
-        first_byte_s=restore.first_byte_s,
-        last_byte_s=restore.last_byte_s if restore.hits else None,
-        host=host,
-    )
 
 
 def merge(cells: list[Cell]) -> Cell:
@@ -163,7 +121,7 @@ def merge(cells: list[Cell]) -> Cell:
     return msgspec.structs.replace(
         first,
         concurrency=sum(cell.concurrency for cell in cells),
-        ttft_s=percentiles([float("inf") if r.ttft_s is None else r.ttft_s for r in requests]),
+        ttft_s=percentiles(times_to_first_token(requests)),
         seconds=seconds,
         restored_tokens_per_s=tokens / seconds if seconds else 0.0,
         read_bytes_per_s=payload / seconds if seconds else 0.0,

@@ -8,15 +8,15 @@ repeated, so that what drifts on the machine hits all of them alike. Everything 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import msgspec
 
+from rewarm.bench.booking import book_wave, times_to_first_token
 from rewarm.bench.ceiling import PATTERNS, CeilingReading, Pattern, best, measure_ceiling
-from rewarm.bench.cold import Claim, judge, working_set_note
+from rewarm.bench.cold import working_set_note
 from rewarm.bench.destination import MEMORY_SHARE, available_memory
 from rewarm.bench.host import host_facts, package_version
 from rewarm.bench.interference import writing
@@ -25,13 +25,13 @@ from rewarm.bench.pools import Pool, open_pool
 from rewarm.bench.populate import populate
 from rewarm.bench.ranks import RankReaders
 from rewarm.bench.readers import LocalReaders, Readers
-from rewarm.bench.recompute import Prefiller, percentiles
-from rewarm.bench.result import SCHEMA, Ceiling, Cell, CellBytes, Request, Result
+from rewarm.bench.recompute import Prefiller
+from rewarm.bench.result import SCHEMA, Ceiling, Cell, Result
 from rewarm.bench.stages import Stages
 from rewarm.bench.summary import differences, summarise, verdicts
-from rewarm.bench.wave import Restore, WaveReading
+from rewarm.bench.wave import WaveReading
 from rewarm.geometry.presets import load_model
-from rewarm.store.contract import Outcome, Store
+from rewarm.store.contract import Store
 from rewarm.units import format_rate
 from rewarm.workload.job import Job
 from rewarm.workload.sessions import Sessions, block_lengths, block_ranks
@@ -235,69 +235,20 @@ def _label(job: Job, name: str) -> str:
 
 
 def _book(run: _Run, name: str, concurrency: int, repeat: int, wave: WaveReading) -> Cell:
-    job, pool, restores = run.job, run.pools[name], wave.restores
-    payload_bytes = sum(restore.hit_bytes for restore in restores)
-    claim = Claim(payload=payload_bytes, padding=wave.padding_bytes, log=wave.log_bytes)
-    cold, reason = judge(claim, wave.counted, pool.counting)
-    modelled_s = run.prefiller.seconds(job.new_tokens, run.restored_tokens) or 0.0
-    ttft_s = [_ttft_s(restore, modelled_s) for restore in restores]
-    outcomes = sum((restore.outcomes for restore in restores), Counter[Outcome]())
-    hits, blocks = outcomes.pop(Outcome.HIT, 0), len(restores) * len(run.sessions.lengths)
-    rate = payload_bytes / wave.seconds if wave.seconds else 0.0
-    return Cell(
-        target=name,
-        emulated=job.targets[name].emulated_bytes_per_s is not None,
+    job = run.job
+    cell = book_wave(
+        job,
+        name,
+        repeat,
+        wave,
         concurrency=concurrency,
-        repeat=repeat,
-        ttft_s=percentiles(ttft_s),
-        modelled_s=modelled_s,
-        seconds=wave.seconds,
-        restored_tokens_per_s=rate / run.sessions.bytes_per_session * run.restored_tokens,
-        read_bytes_per_s=rate,
-        ceiling_share=None,  # known when the last ceiling is
-        cpu_s_per_gb=wave.counted.cpu_s / payload_bytes * 1e9 if payload_bytes else None,
-        client_cpu_share=wave.client_cpu_s / wave.counted.at_s,
-        hits=hits,
-        misses=blocks - hits,
-        miss_causes={str(cause): count for cause, count in outcomes.items()},
-        wrong_blocks=sum(restore.wrong_blocks for restore in restores),
-        compared="every byte" if wave.whole else "8 bytes of every 4096",
-        cold=cold,
-        cold_reason=reason,
-        bytes=CellBytes(
-            payload=claim.payload,
-            padding=claim.padding,
-            log=claim.log,
-            kernel=wave.counted.process_read_bytes,
-            device=wave.counted.device_read_bytes,
-        ),
-        device=wave.device,
-        recompute=run.prefiller.wave(len(restores), run.restored_tokens, job.new_tokens, run.sessions.bytes_per_session)
-        if job.shape == "wave"
-        else None,
-        requests=[_request(restore, modelled_s, len(run.sessions.lengths)) for restore in restores],
-        decode=run.prefiller.decode(ttft_s, job.tokens + job.new_tokens, job.output_tokens, job.kv_dtype),
+        pool=run.pools[name],
+        lengths=run.sessions.lengths,
+        prefiller=run.prefiller,
     )
-
-
-def _ttft_s(restore: Restore, modelled_s: float) -> float:
-    """Seconds to the first token; infinite when a block was missing or wrong: that request was not restored."""
-    whole = restore.hits == restore.outcomes.total() and not restore.wrong_blocks
-    return restore.last_byte_s + modelled_s if whole else float("inf")
-
-
-def _request(restore: Restore, modelled_s: float, blocks: int) -> Request:
-    ttft_s = _ttft_s(restore, modelled_s)
-    return Request(
-        session=restore.session,
-        ttft_s=None if ttft_s == float("inf") else ttft_s,
-        hits=restore.hits,
-        misses=blocks - restore.hits,
-        submitted_s=restore.submitted_s,
-        first_byte_s=restore.first_byte_s,
-        last_byte_s=restore.last_byte_s if restore.hits else None,
-        intended_s=restore.intended_s,
-    )
+    ttft_s = times_to_first_token(cell.requests)
+    decode = run.prefiller.decode(ttft_s, job.tokens + job.new_tokens, job.output_tokens, job.kv_dtype)
+    return msgspec.structs.replace(cell, decode=decode)
 
 
 def _with_share(run: _Run, cell: Cell) -> Cell:
