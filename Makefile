@@ -31,7 +31,7 @@ check: lint types test ## everything a change must pass
 
 lint: $(VENV)/.dev ## formatting, lint and the rules of the house
 	@$(BIN)/ruff format --check .
-	@$(BIN)/ruff check .
+	@$(BIN)/ruff check --no-cache .
 	@$(BIN)/python -m pytest -q tests/test_house.py
 
 types: $(VENV)/.dev ## mypy, strict

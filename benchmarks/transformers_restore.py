@@ -52,7 +52,6 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch  # noqa: F401  # once, for all processes
-
     import transformers  # noqa: F401
 
     folder = Path(tempfile.mkdtemp(prefix="rewarm-transformers-", dir=arguments.directory))
@@ -88,7 +87,6 @@ def measure(folder: Path, model: str, rounds: int) -> None:
 def make_model(name: str) -> Any:
     """A model with the same random weights each time."""
     import torch
-
     import transformers
 
     torch.manual_seed(0)

@@ -20,8 +20,8 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
-
 import transformers
+
 from rewarm.connectors.transformers import PrefixCache
 
 SYSTEM_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 2048, 40, 8
