@@ -247,3 +247,6 @@ def test_decode_is_modelled_from_memory_traffic_and_labelled(stage: Any) -> None
     assert cell.ttft_s.p99 is not None
     assert cell.decode.e2e_s.p99 == pytest.approx(cell.ttft_s.p99 + 10 * tpot_s)
     assert (cell.decode.source, cell.decode.output_tokens) == ("modelled", 11)
+    for request in cell.requests:
+        assert request.ttft_s is not None
+        assert request.modelled_end_s == pytest.approx(request.ttft_s + 10 * tpot_s)

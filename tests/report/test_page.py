@@ -146,6 +146,24 @@ def test_a_wave_of_a_server_has_its_queue_its_prefill_and_its_decode(both: tuple
         assert end > first > sent > 0
 
 
+def test_a_wave_of_storage_has_its_queue_its_reading_its_prefill_and_its_decode(
+    both: tuple[Element, list[Any]],
+) -> None:
+    page, sources = both
+    *_, timeline = page.all("article")[0].all("figure")
+    spec = script_json(page, timeline.with_attribute("data-figure")[0].attributes["data-figure"])
+    short, drawn = ([spec["traces"][number] for number in spec["choices"][view]] for view in (0, 1))
+    assert short == drawn[1:]
+    assert [trace["name"] for trace in drawn] == [
+        "decode (modelled)", "prefill of new tokens (modelled)", "reading", "waiting for the first blocks",
+        "queued in the client",
+    ]  # fmt: skip
+    requests = sources[0]["cells"][0]["requests"]
+    assert drawn[0]["x"] == [request["modelled_end_s"] for request in requests]
+    for ends in zip(*(trace["x"] for trace in drawn), strict=True):
+        assert list(ends) == sorted(ends, reverse=True)
+
+
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u2028"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from rewarm.bench.booking import book_wave, times_to_first_token
+from rewarm.bench.booking import book_wave, modelled_decode, times_to_first_token
 from rewarm.bench.ceiling import CeilingReading, best, measure_ceiling
 from rewarm.bench.cold import try_counting
 from rewarm.bench.destination import MEMORY_SHARE, Destinations, available_memory
@@ -141,6 +141,7 @@ def merge(cells: list[Cell]) -> Cell:
             device=_total([each.device for each in sums]),
         ),
         requests=requests,
+        decode=first.decode and modelled_decode(requests, first.decode.tpot_s, first.decode.output_tokens),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rewarm.bench.result import Decode, Percentiles, Recompute
+from rewarm.bench.result import Percentiles, Recompute
 from rewarm.geometry.decode import HBM_BYTES_PER_S, decode_s
 from rewarm.geometry.gpus import Gpu, find_gpu
 from rewarm.geometry.model import Model
@@ -64,19 +64,15 @@ class Prefiller:
             source=self.formula.source,
         )
 
-    def decode(
-        self, ttft_s: list[float], context_tokens: int, output_tokens: int, kv_dtype: str | None
-    ) -> Decode | None:
-        """Decoding of requests that have their first token at `ttft_s`, weights in 16 bits; None where it cannot be
-        modelled."""
+    def tpot_s(self, requests: int, context_tokens: int, kv_dtype: str | None) -> float | None:
+        """Seconds per output token while so many requests decode together, weights in 16 bits; None where it cannot
+        be modelled."""
         hbm = HBM_BYTES_PER_S.get(self.gpu.name)
         if hbm is None or self.model.active_parameters is None:
             return None
         weight_bytes = self.model.active_parameters * WEIGHT_BYTES
         context_bytes = bytes_total(self.model, context_tokens, kv_dtype)
-        tpot_s = decode_s(weight_bytes, context_bytes, len(ttft_s), self.gpus, hbm)
-        ends = [first + (output_tokens - 1) * tpot_s for first in ttft_s]
-        return Decode(tpot_s=tpot_s, e2e_s=percentiles(ends), output_tokens=output_tokens, source="modelled")
+        return decode_s(weight_bytes, context_bytes, requests, self.gpus, hbm)
 
 
 def percentiles(values: list[float]) -> Percentiles:

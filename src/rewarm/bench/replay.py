@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rewarm.bench.booking import book_wave, times_to_first_token
+from rewarm.bench.booking import book_wave
 from rewarm.bench.ceiling import PATTERNS, CeilingReading, Pattern, best, measure_ceiling
 from rewarm.bench.cold import working_set_note
 from rewarm.bench.destination import MEMORY_SHARE, available_memory
@@ -236,7 +236,7 @@ def _label(job: Job, name: str) -> str:
 
 def _book(run: _Run, name: str, concurrency: int, repeat: int, wave: WaveReading) -> Cell:
     job = run.job
-    cell = book_wave(
+    return book_wave(
         job,
         name,
         repeat,
@@ -246,9 +246,6 @@ def _book(run: _Run, name: str, concurrency: int, repeat: int, wave: WaveReading
         lengths=run.sessions.lengths,
         prefiller=run.prefiller,
     )
-    ttft_s = times_to_first_token(cell.requests)
-    decode = run.prefiller.decode(ttft_s, job.tokens + job.new_tokens, job.output_tokens, job.kv_dtype)
-    return msgspec.structs.replace(cell, decode=decode)
 
 
 def _with_share(run: _Run, cell: Cell) -> Cell:

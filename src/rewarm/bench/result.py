@@ -24,8 +24,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a wave: the full sample behind the percentiles. `ttft_s` is null when a block was missing.
 
     Seconds count from the request's own intended start, which is `intended_s` after the cell's: when the client had
-    submitted it, when its first blocks had come back verified, when its last had. The first two are null in results
-    of versions that did not keep them. A server adds `live`; its blocks are not seen, so `hits` and `misses` count the
+    submitted it, when its first blocks had come back verified, when its last had, and when, by the cell's modelled
+    decode, its last output token would have come (null where decode is not modelled). The first two and the last are
+    null in results of versions that did not keep them. A server adds `live`; its blocks are not seen, so `hits` and `misses` count the
     request itself.
     """
 
@@ -36,6 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     submitted_s: float | None = None
     first_byte_s: float | None = None
     last_byte_s: float | None = None
+    modelled_end_s: float | None = None
     intended_s: float = 0.0
     host: str | None = None
     """The node that asked, in a run on several."""

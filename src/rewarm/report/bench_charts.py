@@ -16,6 +16,7 @@ PERCENTILES = {"median (p50)": "p50", "p90": "p90", "p99": "p99"}
 
 
 MODELLED_END = ("ttft_s",)
+MODELLED_DECODE = "decode (modelled)"
 
 Phase = tuple[tuple[str, ...], str, str]
 """Where a request's time stands, what the request is in until then, and the series of it."""
@@ -25,6 +26,7 @@ class BenchCharts:
     """The charts of one result. `source` is the same result as plain JSON."""
 
     phases: tuple[Phase, ...] = (
+        (("modelled_end_s",), MODELLED_DECODE, "p4"),
         (MODELLED_END, "prefill of new tokens (modelled)", "p3"),
         (("last_byte_s",), "reading", "p2"),
         (("first_byte_s",), "waiting for the first blocks", "p1"),
@@ -34,7 +36,8 @@ class BenchCharts:
     timeline_text = (
         "Every request starts at 0. A bar is a request: submitted, then waiting until its first blocks were read and "
         "verified, then reading to its last block, then the prefill of new tokens, which is modelled and absent when "
-        "the job has none. Decode is not part of this run. First repeat."
+        "the job has none, then, in the views with decode, decode to the last output token, modelled too and absent "
+        "where the GPU or the model has no figures for it. First repeat."
     )
     missed = "missed blocks"
 
@@ -173,8 +176,12 @@ class BenchCharts:
         for place in first_repeat:
             cell, first = self.result.cells[place], len(drawn)
             drawn += [self._phase(place, number) for number in range(len(self.phases))]
-            label = self.label(cell.target, cell.emulated)
-            choices[f"{label}, {cell.concurrency} at once"] = list(range(first, len(drawn)))
+            label = f"{self.label(cell.target, cell.emulated)}, {cell.concurrency} at once"
+            whole = list(range(first, len(drawn)))
+            if cell.decode is not None:  # seconds beside milliseconds: the restore is to be seen first
+                choices[label] = [each for each in whole if drawn[each]["name"] != MODELLED_DECODE]
+                label += ", with decode"
+            choices[label] = whole
         waves = sorted(choices, key=lambda label: label.startswith(self.names[0]), reverse=True)
         return Chart(
             id=f"timeline-{self.source.document}",
