@@ -26,8 +26,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     Seconds count from the request's own intended start, which is `intended_s` after the cell's: when the client had
     submitted it, when its first blocks had come back verified, when its last had, and when, by the cell's modelled
     decode, its last output token would have come (null where decode is not modelled). The first two and the last are
-    null in results of versions that did not keep them. A server adds `live`; its blocks are not seen, so `hits` and `misses` count the
-    request itself.
+    null in results of versions that did not keep them. A server adds `live`; its blocks are not seen, so `hits` and
+    `misses` count the request itself.
     """
 
     session: int
