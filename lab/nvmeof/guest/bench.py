@@ -10,6 +10,8 @@ from lab.nvmeof.guest.fabric import LINKS, Controller, Port, Subsystem, make_arr
 from lab.nvmeof.guest.peers import Peer
 
 LOCAL_SERIAL = "local"
+DEADLINE_S = 4
+"""The pools' io_deadline."""
 FAST_IO_FAIL_S = 60
 """Longer than any outage that is meant to end: a file system whose I/O fails shuts itself down."""
 
@@ -55,7 +57,7 @@ class Bench:
         """URL of a fresh pool with the short times of the lab."""
         directory = place / name
         directory.mkdir()
-        return f"file://{directory}?capacity=128MiB&io_deadline=4s&poll=200ms"
+        return f"file://{directory}?capacity=128MiB&io_deadline={DEADLINE_S}s&poll=200ms"
 
     def end_case(self) -> None:
         """Whatever the case left running."""

@@ -18,7 +18,7 @@ HOST_IDS = {"A": "aaaaaaaa-0000-0000-0000-000000000001", "B": "bbbbbbbb-0000-000
 TARGET_SPACE = "target"
 LINKS = {"A": ("10.91.1.1", "10.91.1.2"), "B": ("10.91.2.1", "10.91.2.2")}
 """Link: (address of the host's end, address of the target's end)."""
-RAM_DRIVES = 7
+RAM_DRIVES = 9
 RAM_DRIVE_KIB = 330_000  # XFS wants 300 MB
 
 
@@ -56,8 +56,10 @@ def load_modules() -> None:
     """Everything the fabric needs. Two hosts on one kernel need their controllers kept apart: no multipath."""
     run("modprobe", "nvme_core", "multipath=N")
     # Before rdma_rxe: its checksum is asked for in a name space where no module can be loaded.
-    names = "crc32_generic", "configfs", "nvme", "nvmet", "nvmet-tcp", "nvme-tcp", "raid0", "xfs", "veth"
-    names += "nfsd", "nfs", "nfsv4"
+    names = [
+        "crc32_generic", "configfs", "nvme", "nvmet", "nvmet-tcp", "nvme-tcp", "raid0", "xfs", "veth", "nfsd", "nfs",
+        "nfsv4",
+    ]  # fmt: skip
     for name in names:
         run("modprobe", name, check=False)
     run("modprobe", "brd", f"rd_nr={RAM_DRIVES}", f"rd_size={RAM_DRIVE_KIB}", "max_part=0")

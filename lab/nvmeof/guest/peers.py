@@ -6,27 +6,38 @@ Every question has a bound: a process that does not answer within it is the find
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import itertools
 import multiprocessing
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from lab.nvmeof.guest.hosts import share
 
 import rewarm
-from rewarm.store.contract import Outcome, Store
+from rewarm.store.contract import Outcome, Store, Transfer
 from rewarm.testing import payload
 
 NAMESPACE = "nvme-of lab"
 BLOCK_BYTES = 128 << 10
 CLONE_NEWNS = 0x20000
+FOR_EVER = "_for_ever"
+"""Ends the name of what a worker does again and again, with an answer each time, until it is told something else."""
+
+HALT = "halt"
+PAUSE_S = 0.1
+"""Between two loads, the second after misses: an outage makes misses as fast as they are asked for."""
+
 Answer = dict[str, Any]
+Region = npt.NDArray[np.uint8]
 
 
 class Peer:
@@ -60,9 +71,13 @@ class Peer:
         self.tell(what, **values)
         return self.answer(timeout_s)
 
-    def ready(self, timeout_s: float) -> bool:
-        """Whether an answer has come."""
-        return self._pipe.poll(timeout_s)
+    def halt(self, timeout_s: float = 60) -> list[Answer]:
+        """End what goes on for ever; its answers that were not yet taken."""
+        self.tell(HALT)
+        answers = []
+        while HALT not in (answer := self.answer(timeout_s)):
+            answers.append(answer)
+        return answers
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -70,20 +85,13 @@ class Peer:
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.join(10)
 
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError, RuntimeError):
-            self.ask("close", timeout_s=30)
-        self.kill()
-
 
 class Worker:
     """What a peer can be told. Blocks are numbered; the bytes of each follow from its number."""
 
     def __init__(self) -> None:
         self.store: Store | None = None
+        self._lent: list[tuple[Transfer, Region]] = []
 
     def open(self, url: str, namespace: str = NAMESPACE) -> Answer:
         """Open a pool."""
@@ -104,23 +112,53 @@ class Worker:
         stored = transfer.wait(timeout_s)
         return {"stored": [first + i for i, held in enumerate(stored) if held], "outcomes": names(transfer.outcomes)}
 
+    def save_for_ever(self, first: int, step: int) -> Iterator[Answer]:
+        """One batch after another."""
+        for start in itertools.count(first, step):
+            yield self.save(start, step)
+
     def load(self, first: int, count: int, timeout_s: float = 60) -> Answer:
         """Load a run of blocks."""
         return self.load_each(list(range(first, first + count)), timeout_s)
 
+    def load_for_ever(self, first: int, count: int) -> Iterator[Answer]:
+        """The same run of blocks again and again."""
+        while True:
+            found = self.load(first, count)
+            yield found
+            if found["hits"] < count:
+                time.sleep(PAUSE_S)
+
     def load_each(self, numbers: list[int], timeout_s: float = 60) -> Answer:
-        """Load blocks. Wrong bytes are counted apart: there must be none."""
+        """Load blocks: verdicts, not the release of memory. Wrong bytes are counted apart: there must be none."""
+        self._lent = [(transfer, region) for transfer, region in self._lent if not transfer.released()]
         keys = [block_key(number) for number in numbers]
         region = np.zeros((len(keys), BLOCK_BYTES), np.uint8)
-        start_s = time.monotonic()
+        began_s = time.monotonic()
         transfer = self.opened.load(keys, list(region))
         hits = transfer.wait(timeout_s)
-        took_s = time.monotonic() - start_s
+        took_s = time.monotonic() - began_s
+        self._lent.append((transfer, region))
         wrong = sum(hit and bytes(row) != block(key) for key, row, hit in zip(keys, region, hits, strict=True))
         return {
-            "hits": sum(hits), "wrong": wrong, "took_s": took_s, "outcomes": names(transfer.outcomes),
-            "released": transfer.wait_released(90),
+            "hits": sum(hits), "wrong": wrong, "began_s": began_s, "took_s": took_s,
+            "outcomes": names(transfer.outcomes),
         }  # fmt: skip
+
+    def released(self, bound_s: float) -> Answer:
+        """Whether the memory of every load so far has been given back, within seconds."""
+        deadline_s = time.monotonic() + bound_s
+        lent = [transfer.wait_released(max(0.0, deadline_s - time.monotonic())) for transfer, _ in self._lent]
+        return {"released": all(lent)}
+
+    def known(self, numbers: list[int]) -> list[int]:
+        """Those of these blocks that are known, as the last poll left it."""
+        mask = self.opened.lookup([block_key(number) for number in numbers]).mask
+        return [number for number, known in zip(numbers, mask.tolist(), strict=True) if known]
+
+    def share(self, mine: int, theirs: int, seconds: float, visible_s: float) -> Answer:
+        """Be one of two hosts for so long."""
+        return share(self, mine, theirs, seconds, visible_s)
 
     def lookup(self, first: int, count: int) -> Answer:
         """How many are known."""
@@ -158,9 +196,9 @@ def block(key: bytes) -> bytes:
     return bytes(payload(key, BLOCK_BYTES))
 
 
-def names(outcomes: list[Outcome]) -> dict[str, int]:
+def names(outcomes: list[Outcome | None]) -> dict[str, int]:
     """How many of each outcome."""
-    return {outcome.value: outcomes.count(outcome) for outcome in set(outcomes)}
+    return {outcome.value if outcome else "none": outcomes.count(outcome) for outcome in set(outcomes)}
 
 
 def _serve(pipe: Connection, machine: str) -> None:
@@ -174,17 +212,17 @@ def _serve(pipe: Connection, machine: str) -> None:
         except EOFError:
             os._exit(0)
         try:
-            if what == "save_for_ever":
-                _save_for_ever(worker, pipe, **values)
-            pipe.send(getattr(worker, what)(**values))
+            if what == HALT:
+                pipe.send({HALT: True})
+            elif what.endswith(FOR_EVER):
+                for answer in getattr(worker, what)(**values):
+                    pipe.send(answer)
+                    if pipe.poll():
+                        break
+            else:
+                pipe.send(getattr(worker, what)(**values))
         except Exception as error:  # noqa: BLE001  whatever it is, the case that asked shall say it
             pipe.send({"error": f"{what}: {type(error).__name__}: {error}"})
-
-
-def _save_for_ever(worker: Worker, pipe: Connection, first: int, step: int) -> None:
-    while True:
-        pipe.send(worker.save(first, step))
-        first += step
 
 
 def _become(machine: str) -> None:
