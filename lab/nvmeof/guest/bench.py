@@ -6,7 +6,7 @@ import contextlib
 import functools
 from pathlib import Path
 
-from lab.nvmeof.guest.fabric import LINKS, Controller, Port, Subsystem, make_array, make_xfs, run, until
+from lab.nvmeof.guest.fabric import LINKS, Controller, Port, Subsystem, make_array, make_xfs, ram_drive, run, until
 from lab.nvmeof.guest.peers import Peer
 
 LOCAL_SERIAL = "local"
@@ -22,7 +22,7 @@ class Bench:
     def __init__(self) -> None:
         run("mount", "--make-rshared", "/")
         self._peers: list[Peer] = []
-        self.subsystem = Subsystem("array", [0, 1, 2, 3])
+        self.subsystem = Subsystem("array", [ram_drive(number) for number in range(4)])
         self.ports = {name: Port(i, "tcp", LINKS[name][1], 4420) for i, name in enumerate(LINKS, start=1)}
         for port in self.ports.values():
             port.offer(self.subsystem)

@@ -18,7 +18,7 @@ HOST_IDS = {"A": "aaaaaaaa-0000-0000-0000-000000000001", "B": "bbbbbbbb-0000-000
 TARGET_SPACE = "target"
 LINKS = {"A": ("10.91.1.1", "10.91.1.2"), "B": ("10.91.2.1", "10.91.2.2")}
 """Link: (address of the host's end, address of the target's end)."""
-RAM_DRIVES = 9
+RAM_DRIVES = 7
 RAM_DRIVE_KIB = 330_000  # XFS wants 300 MB
 
 
@@ -84,10 +84,23 @@ def set_link(name: str, *, up: bool) -> None:
     run("ip", "link", "set", f"target{name}", "up" if up else "down", space=TARGET_SPACE)
 
 
-class Subsystem:
-    """One subsystem of the target with namespaces on RAM drives."""
+def ram_drive(number: int) -> str:
+    """Device of a drive in the guest's memory."""
+    return f"/dev/ram{number}"
 
-    def __init__(self, name: str, drives: Iterable[int]) -> None:
+
+def small_drive(name: str, size: int) -> str:
+    """A drive of so many bytes, in a file: one that is soon full."""
+    path = Path("/dev/shm") / f"{name}.drive"
+    with open(path, "wb") as file:
+        file.truncate(size)
+    return str(path)
+
+
+class Subsystem:
+    """One subsystem of the target with namespaces on drives."""
+
+    def __init__(self, name: str, drives: Iterable[str]) -> None:
         self.nqn = f"{NQN}:{name}"
         self.path = CONFIG / "subsystems" / self.nqn
         self.path.mkdir()
@@ -95,7 +108,9 @@ class Subsystem:
         for i, drive in enumerate(drives, start=1):
             namespace = self.path / "namespaces" / str(i)
             namespace.mkdir()
-            (namespace / "device_path").write_text(f"/dev/ram{drive}")
+            (namespace / "device_path").write_text(drive)
+            if not drive.startswith("/dev/ram"):
+                (namespace / "buffered_io").write_text("1")
             self.enable(i, on=True)
 
     def enable(self, namespace: int, *, on: bool) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from lab.nvmeof.guest.bench import DEADLINE_S, Bench, expect
-from lab.nvmeof.guest.fabric import Controller, Port, Subsystem, make_xfs, mount, run, set_link, until
+from lab.nvmeof.guest.fabric import Controller, Port, Subsystem, make_xfs, mount, ram_drive, run, set_link, until
 from lab.nvmeof.guest.peers import Answer, Peer
 
 READERS = 3
@@ -28,17 +28,17 @@ Fault = Callable[[], "contextlib.AbstractContextManager[None]"]
 
 def link_down_in_a_wave(bench: Bench, short: bool) -> str:
     """A cable pulled for longer than the deadline of an I/O, and plugged in again."""
-    return _outage(bench, bench.pool(bench.array, "link"), lambda: link_down("A"), lasting=True)
+    return outage(bench, bench.pool(bench.array, "link"), lambda: link_down("A"), lasting=True)
 
 
 def controller_reset(bench: Bench, short: bool) -> str:
     """A reset in the middle of a wave: I/O is sent again by the kernel."""
-    return _outage(bench, bench.pool(bench.array, "reset"), lambda: _reset(bench.controller), lasting=False)
+    return outage(bench, bench.pool(bench.array, "reset"), lambda: reset(bench.controller), lasting=False)
 
 
 def target_killed(bench: Bench, short: bool) -> str:
     """The target's process of an array goes away and comes back."""
-    return _outage(bench, bench.pool(bench.array, "target"), lambda: _target_away(bench), lasting=True)
+    return outage(bench, bench.pool(bench.array, "target"), lambda: _target_away(bench), lasting=True)
 
 
 def path_gone(bench: Bench, short: bool) -> str:
@@ -46,10 +46,10 @@ def path_gone(bench: Bench, short: bool) -> str:
 
     An administrator connects and mounts again; the process that used the pool goes on with it.
     """
-    subsystem = Subsystem("gone", [5])
+    subsystem = Subsystem("gone", [ram_drive(5)])
     port = Port(8, "tcp", bench.ports["A"].address, 4430)
     port.offer(subsystem)
-    loss = {"fast_io_fail_tmo": 2, "ctrl_loss_tmo": 5}
+    loss = {"fast_io_fail_tmo": 2, "ctrl_loss_tmo": 3}
     controller = Controller("A", port, subsystem, **loss)
     place = make_xfs(controller.drives()[0], "/mnt/gone")
     reader = _filled(bench, bench.pool(place, "pool"))
@@ -69,7 +69,8 @@ def path_gone(bench: Bench, short: bool) -> str:
     reader.ask("close")
     run("umount", "-l", str(place))
     again.disconnect()
-    return f"{lost['outcomes']}, all missing while gone, all back {back_s:.0f} s after the mount, same process"
+    seen = f"{lost['outcomes']} under it, {after['outcomes']} when the device is gone"
+    return f"{seen}, all back {back_s:.0f} s after the mount, same process"
 
 
 def drive_failed(bench: Bench, short: bool) -> str:
@@ -100,7 +101,7 @@ def link_down(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _reset(controller: Controller) -> Iterator[None]:
+def reset(controller: Controller) -> Iterator[None]:
     controller.reset()
     yield
     until(lambda: controller.state() == "live", f"{controller.name} is live again", BACK_S)
@@ -115,14 +116,14 @@ def _target_away(bench: Bench) -> Iterator[None]:
         bench.ports["A"].offer(bench.subsystem)
 
 
-def _outage(bench: Bench, url: str, fault: Fault, *, lasting: bool) -> str:
+def outage(bench: Bench, url: str, fault: Fault, *, lasting: bool, machine: str = "") -> str:
     """Processes load without end while the fault comes and goes. One that lasts does so until all of them have missed.
 
     Every load must end within the bound and be right or a miss; afterwards the same processes hit and save again.
     """
-    readers = [_filled(bench, url)]
+    readers = [_filled(bench, url, machine)]
     for _ in range(READERS - 1):
-        readers.append(bench.peer())
+        readers.append(bench.peer(machine))
         readers[-1].ask("open", url=url)
         readers[-1].ask("lookup", first=0, count=BLOCKS)
     for reader in readers:
@@ -157,9 +158,9 @@ def _bound_s(usual: list[Answer]) -> float:
     return DEADLINE_S + max(SLACK_S, SLOWNESS * slowest_s)
 
 
-def _filled(bench: Bench, url: str) -> Peer:
+def _filled(bench: Bench, url: str, machine: str = "") -> Peer:
     """A process that has saved the blocks, and holds the pool open."""
-    peer = bench.peer()
+    peer = bench.peer(machine)
     peer.ask("open", url=url)
     stored = peer.ask("save", first=0, count=BLOCKS)
     expect(len(stored["stored"]) == BLOCKS, f"saved: {stored['outcomes']}")

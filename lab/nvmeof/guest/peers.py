@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -104,6 +105,14 @@ class Worker:
             self.store.close()
             self.store = None
         return {}
+
+    def command(self, words: list[str], timeout_s: float = 120) -> Answer:
+        """Run `rewarm` on this host. Raises `RuntimeError` with its words."""
+        rewarm_words = [str(Path(sys.executable).with_name("rewarm")), *words]
+        found = subprocess.run(rewarm_words, capture_output=True, text=True, timeout=timeout_s, check=False)
+        if found.returncode:
+            raise RuntimeError(f"rewarm {' '.join(words)}: {found.returncode} {found.stderr.strip()}")
+        return {"printed": found.stdout}
 
     def save(self, first: int, count: int, timeout_s: float = 60) -> Answer:
         """Save blocks; which of them are published."""

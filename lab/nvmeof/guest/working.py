@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 from lab.nvmeof.guest.bench import Bench, expect
-from lab.nvmeof.guest.fabric import Controller, Port, Subsystem, make_xfs, run
+from lab.nvmeof.guest.fabric import Controller, Port, Subsystem, make_xfs, ram_drive, run
 
 KIT = "tests/store/test_file_kit.py::TestFileStore"
 KIT_SHORT = "another_size or pinned_blocks"
+KIT_LIMIT_S = 900
 BLOCKS = 24
 
 
@@ -30,7 +31,7 @@ def array_over_rdma(bench: Bench, short: bool) -> str:
     run("ip", "addr", "add", "10.91.9.1/24", "dev", "rdma0")
     run("ip", "link", "set", "rdma0", "up")
     run("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rdma0")
-    subsystem = Subsystem("rdma", [4])
+    subsystem = Subsystem("rdma", [ram_drive(4)])
     port = Port(9, "rdma", "10.91.9.1", 4421)
     port.offer(subsystem)
     controller = Controller("A", port, subsystem)
@@ -48,7 +49,7 @@ def kit(bench: Bench, short: bool) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", KIT, f"--basetemp={place}"]
     if short:
         command += ["-k", KIT_SHORT]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=KIT_LIMIT_S)
     last = found.stdout.strip().splitlines()[-1] if found.stdout.strip() else found.stderr[-200:]
     if found.returncode:
         raise RuntimeError(found.stdout[-2000:] + last)
