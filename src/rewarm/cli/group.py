@@ -25,6 +25,7 @@ VERBS = {
     "trace": "What a trace asks for, and what a cache of each size would hit.",
     "geometry": "KV bytes per token, per rank and per request of a model.",
     "report": "Make one HTML page of results and plans.",
+    "format": "Make a raw pool on a block device, a partition or a fixed file.",
     "inspect": "Show what a pool holds, without changing it.",
     "metrics": "What pools hold, in the format of Prometheus.",
     "check": "Verify every file and block of a pool, and repair it.",
@@ -90,5 +91,5 @@ Completion, for bash: eval "$(_REWARM_COMPLETE=bash_source rewarm)"; also zsh_so
 def main() -> None:
     """Keep the KV cache of large language models on flash, restore it, and measure what that is worth.
 
-    A URL is memory:, file:///dir?capacity=2TiB, or simply the path of a directory.
+    A URL is memory:, file:///dir?capacity=2TiB, block:///dev/.., or simply the path of a directory.
     """

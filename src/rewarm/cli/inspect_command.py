@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 from rich.console import Console
 
@@ -10,6 +12,8 @@ from rewarm.cli.parameters import STORE_URL
 from rewarm.cli.pools import media_urls, require_pool
 from rewarm.cli.render import print_struct
 from rewarm.store.inspection import Inspection, inspect_pool
+from rewarm.store.opening import parse_url
+from rewarm.store.raw.inspection import RawInspection, inspect_raw
 
 
 @click.command()
@@ -23,10 +27,15 @@ def command(output: Output, url: str, segments: bool) -> None:
     """
     require_pool(url)
     with output.progress("reading logs"):
-        found = [inspect_pool(medium, segments=segments) for medium in media_urls(url)]
+        found = [_inspect(medium, segments=segments) for medium in media_urls(url)]
     output.answer(found[0] if len(found) == 1 else {"media": found}, lambda console: _render(console, found))
 
 
-def _render(console: Console, found: list[Inspection]) -> None:
+def _inspect(url: str, *, segments: bool) -> Inspection | RawInspection:
+    location = parse_url(url)
+    return inspect_raw(location.path) if location.scheme == "block" else inspect_pool(url, segments=segments)
+
+
+def _render(console: Console, found: Sequence[Inspection | RawInspection]) -> None:
     for inspection in found:
         print_struct(console, inspection)

@@ -9,6 +9,7 @@ from rewarm.errors import ConfigError
 from rewarm.store.contract import Store
 from rewarm.store.opening import Location
 from rewarm.store.pool import POOL_FILE, WRITERS, read_facts
+from rewarm.store.raw.opening import facts_of
 from rewarm.tiers.opening import media_of, pool_location, url_of
 from rewarm.units import format_size, parse_size
 
@@ -20,6 +21,9 @@ def require_pool(url: str) -> None:
 
 
 def _require(name: str, location: Location) -> None:
+    if location.scheme == "block":
+        facts_of(location.path)
+        return
     if location.scheme != "file":
         raise ConfigError(f"{name!r} is no pool on disk: what it holds ends with the process that opened it")
     root = Path(location.path)

@@ -25,7 +25,7 @@ from rewarm.store.pool import POOL_FILE, WRITERS, OtherFormat, Pool, read_facts,
 from rewarm.store.settings import Settings
 from rewarm.units import parse_duration, parse_size
 
-SCHEMES = ("memory", "file")
+SCHEMES = ("memory", "file", "block")
 FILE_OPTIONS = (
     "capacity",
     "access",
@@ -39,10 +39,11 @@ FILE_OPTIONS = (
     "bounce",
 )
 MEMORY_OPTIONS = ("capacity",)
+BLOCK_OPTIONS = ("role", "host", "device", "poll", "lease", "io_deadline", "close_timeout", "save_queue", "bounce")
 
 
 class Location(msgspec.Struct, frozen=True):
-    """A URL taken apart; `path` is a directory (file) or the pool's name (memory)."""
+    """A URL taken apart; `path` is a directory (file), a device (block) or the pool's name (memory)."""
 
     scheme: str
     path: str
@@ -72,8 +73,10 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     if parts.scheme == "memory":
         return Location("memory", unquote(parts.path), _options(parts.query, text, MEMORY_OPTIONS))
     if parts.netloc or not parts.path.startswith("/"):
-        raise ConfigError(f"{text!r} names no absolute directory; write file:///dir, with three slashes")
-    return Location("file", unquote(parts.path), _options(parts.query, text, FILE_OPTIONS))
+        what, example = ("device", "block:///dev/..") if parts.scheme == "block" else ("directory", "file:///dir")
+        raise ConfigError(f"{text!r} names no absolute {what}; write {example}, with three slashes")
+    allowed = BLOCK_OPTIONS if parts.scheme == "block" else FILE_OPTIONS
+    return Location(parts.scheme, unquote(parts.path), _options(parts.query, text, allowed))
 
 
 def _absolute(path: str) -> str:
@@ -154,6 +157,8 @@ def open_store(
     if location.scheme == "memory":
         return MemoryStore(namespace, name=location.path or None, capacity_bytes=size)
     settings = _settings(location.options)
+    if location.scheme == "block":
+        return _open_block(location, settings, namespace, size, device_wrapper, write_device_wrapper)
     resolve_namespace(namespace)  # Whatever is wrong is said before anything is made.
     root = Path(location.path)
     with contextlib.ExitStack() as undo:
@@ -174,6 +179,31 @@ def open_store(
         )
         undo.pop_all()
     return store
+
+
+def _open_block(
+    location: Location,
+    settings: Settings,
+    namespace: object,
+    size: int | None,
+    wrap_reads: Callable[[Device], Device] | None,
+    wrap_writes: Callable[[Device], Device] | None,
+) -> Store:
+    from rewarm.store.raw.opening import ROLES, Role, facts_of, open_raw_store
+
+    resolve_namespace(namespace)
+    made = facts_of(location.path).capacity_bytes
+    if size is not None and size != made:
+        raise ConfigError(f"{location.path} was formatted with capacity={made}, not {size}; leave capacity out")
+    return open_raw_store(
+        location.path,
+        settings,
+        namespace,
+        role=cast(Role, _choice(location.options, "role", ROLES) or "auto"),
+        host=location.options.get("host", ""),
+        wrap_reads=wrap_reads or (lambda device: device),
+        wrap_writes=wrap_writes or (lambda device: device),
+    )
 
 
 def _look_at(root: Path, size: int | None, settings: Settings) -> tuple[Pool, Choice]:

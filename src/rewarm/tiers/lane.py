@@ -85,7 +85,9 @@ class Lane:
         return min(max(int(speed * WINDOW_S), WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
 
     def usable_for_saves(self, now_s: float) -> bool:
-        """True unless the drive is avoided."""
+        """True unless the drive is avoided, or is a raw pool that somebody else owns."""
+        if getattr(self.store, "read_only", False):
+            return False
         return self.reading.reason is None and self.writing.allows(now_s)
 
     def add(self, part: Part) -> None:

@@ -21,8 +21,9 @@ import msgspec
 from rewarm.errors import ConfigError
 from rewarm.store.contract import SAVE_QUEUE_BYTES, Store
 from rewarm.store.devices.base import Device
-from rewarm.store.opening import Location, open_store, parse_url
+from rewarm.store.opening import BLOCK_OPTIONS, Location, open_store, parse_url
 from rewarm.store.pool import read_facts
+from rewarm.store.raw.opening import facts_of
 from rewarm.tiers.admission import parse_admission
 from rewarm.tiers.order import AGEING
 from rewarm.units import format_size, parse_duration, parse_size
@@ -251,6 +252,8 @@ def capacities(location: PoolLocation, total: int | None) -> list[int | None]:
 def _known_capacity(drive: Location) -> int | None:
     if "capacity" in drive.options:
         return parse_size(drive.options["capacity"])
+    if drive.scheme == "block":
+        return facts_of(drive.path).capacity_bytes
     if drive.scheme != "file" or not os.path.isdir(drive.path):
         return None
     facts = read_facts(Path(drive.path))
@@ -278,7 +281,9 @@ def _ageing(options: dict[str, str]) -> float:
 def url_of(drive: Location, passed_on: dict[str, str]) -> str:
     """The URL of a drive, with the pool's options where the drive does not say otherwise."""
     allowed = {} if drive.scheme == "memory" else passed_on
+    if drive.scheme == "block":
+        allowed = {name: value for name, value in passed_on.items() if name in BLOCK_OPTIONS}
     options = {**allowed, **drive.options}
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in options.items())
-    head = f"file://{quote(drive.path)}" if drive.scheme == "file" else f"{drive.scheme}:{quote(drive.path)}"
+    head = f"{drive.scheme}:{'' if drive.scheme == 'memory' else '//'}{quote(drive.path)}"
     return f"{head}?{query}" if query else head

@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -105,6 +106,15 @@ def examine(directory: str, *, writable: bool, sample: str | None) -> Medium:
         direct, alignment, found = _sample_direct(sample, direct)
         notes += found
     return Medium(kind, network, memory, direct, alignment, tuple(notes), writable)
+
+
+def examine_file(path: str, *, direct: bool) -> Medium:
+    """Look at one block device or regular file, by reading it. Raises `StorageError` where it cannot be read."""
+    block = stat.S_ISBLK(os.stat(path).st_mode)
+    kind = "block device" if block else filesystem_type(os.path.dirname(path))
+    network = kind in NETWORK_FILESYSTEMS or kind.startswith("fuse.")
+    direct, alignment, notes = _sample_direct(path, direct)
+    return Medium(kind, network, kind in MEMORY_FILESYSTEMS, direct, alignment, tuple(notes), writable=False)
 
 
 def filesystem_type(directory: str) -> str:

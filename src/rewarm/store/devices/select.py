@@ -79,6 +79,20 @@ def choose_device(
     raise StorageError(f"{wanted} works in {path} ({found.filesystem}): {'; '.join(refusals)}")
 
 
+def choose_for_file(path: str, *, direct: bool, prefer: str = "auto", depth: int = 128) -> Choice:
+    """Choose the device for one block device or file that is there, by reading it. Raises as `choose_device`."""
+    if prefer != "auto" and prefer not in LADDER:
+        raise ConfigError(_unknown(prefer))
+    found = medium.examine_file(path, direct=direct)
+    refusals = list(found.notes)
+    for name in LADDER if prefer == "auto" else (prefer,):
+        reason = (prefer == "auto" and _slower(name, found)) or _try(name, depth, path, found, path)
+        if not reason:
+            return Choice(name, depth, found.direct, found.alignment, refusals, found.filesystem, found.network)
+        refusals.append(f"{name}: {reason}")
+    raise StorageError(f"no device works on {path}: {'; '.join(refusals)}")
+
+
 def _unknown(prefer: str) -> str:
     choices = ["auto", *LADDER]
     near = difflib.get_close_matches(prefer, choices, n=1)

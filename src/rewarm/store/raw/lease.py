@@ -1,0 +1,90 @@
+"""Becoming the owner of a raw pool: a delta lease, because common targets offer no compare-and-write.
+
+Whoever finds no living owner writes a nonce, waits two periods and reads again: the nonce that is still there has won,
+provided that nobody has become owner meanwhile. Dead is what has not counted for its lease, by our own clock; on one
+machine the owner's lock tells at once. No clocks of two hosts are compared.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import msgspec
+
+from rewarm.store.layout import PAGE
+from rewarm.store.raw.header import CLAIM_OFFSET, HEADER_OFFSETS, Header, decode_claim, encode_claim, encode_header
+from rewarm.store.raw.media import Media
+from rewarm.store.raw.slots import read_header
+
+CLAIM_PERIODS = 2
+NOBODY = bytes(16)
+CLAIM_ATTEMPTS = 3
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """Who asks, and for how long: seconds. A period is longer than a claimant takes from its look to its claim."""
+
+    node: str
+    period_s: float
+    lease_s: float
+    poll_s: float
+
+
+def acquire(media: Media, terms: Terms) -> Header | None:
+    """Become the owner; the header that says so, or None where somebody else lives or was faster. Raises `OSError`."""
+    locked = media.lock()
+    observed = read_header(media)
+    if observed is None or not _is_free(media, observed, terms, locked=locked):
+        return None
+    nonce = secrets.token_bytes(16)
+    for _ in range(CLAIM_ATTEMPTS):
+        looked_s = time.monotonic()
+        if read_header(media) != observed:
+            return None
+        media.write(CLAIM_OFFSET, encode_claim(nonce))
+        media.sync()
+        if time.monotonic() - looked_s > terms.period_s:
+            continue  # Too slow: somebody else may have decided between our look and our claim.
+        time.sleep(CLAIM_PERIODS * terms.period_s)
+        if decode_claim(media.read(CLAIM_OFFSET, PAGE).data) != nonce or read_header(media) != observed:
+            return None
+        return _own(media, observed, nonce, terms)
+    return None
+
+
+def _is_free(media: Media, observed: Header, terms: Terms, *, locked: bool) -> bool:
+    """True when nobody owns the pool, or the owner is dead."""
+    if observed.owner == NOBODY:
+        return True
+    if observed.node == terms.node:
+        return locked
+    return is_silent(media, observed)
+
+
+def is_silent(media: Media, observed: Header) -> bool:
+    """True when the owner does not count for its whole lease; False as soon as it does. Raises `OSError`."""
+    end_s = time.monotonic() + observed.lease_ms / 1000
+    while True:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            return read_header(media) == observed
+        time.sleep(min(left_s, max(observed.lease_ms / 1000 / 12, 0.005)))
+        if read_header(media) != observed:
+            return False
+
+
+def _own(media: Media, observed: Header, nonce: bytes, terms: Terms) -> Header:
+    """Write both copies: a late write of the former owner hits one of them at most."""
+    mine = msgspec.structs.replace(
+        observed,
+        owner=nonce,
+        counter=observed.counter + 1,
+        lease_ms=int(terms.lease_s * 1000),
+        poll_ms=int(terms.poll_s * 1000),
+        node=terms.node,
+    )
+    for at in HEADER_OFFSETS:
+        media.write(at, encode_header(mine))
+    media.sync()
+    return mine

@@ -1,0 +1,341 @@
+"""The owner of a raw pool: appends blocks and frames, seals, evicts, rolls the log from one half to the other.
+
+One object per device and process, shared by all its handles; every method takes its lock. A slot is used again only
+after the grace period that the polls of readers imply. Before each frame the owner makes sure that less than half its
+lease has passed: a process that was stopped publishes nothing more, and what it has in flight lies in a half, or under
+a writer id, that no reader takes. Raises `OSError` from everything that touches the medium.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rewarm.store.layout import (
+    PAGE,
+    REFERENCES_PER_FRAME,
+    SEGMENT_GONE,
+    Frame,
+    Kind,
+    decode_frame,
+    encode_counter,
+    encode_frame,
+    encode_open,
+    entries_per_frame,
+    pages,
+)
+from rewarm.store.raw.header import HEADER_OFFSETS, Header, encode_header
+from rewarm.store.raw.layout import encode_slot_header, encode_slot_reference, slot_generation
+from rewarm.store.raw.lease import NOBODY
+from rewarm.store.raw.media import Media
+from rewarm.store.raw.slots import LogTail, Slot, SlotTable, read_header
+
+COUNT_SHARE = 6
+LATE_SHARE = 2
+GRACE_POLLS = 2
+"""A reader that polls learns of an eviction within one poll; the second is for what it has in flight."""
+
+FREE_MIN_SHARE = 20
+FREE_AIM_SHARE = 10
+"""Eviction starts when a twentieth of the slots is free, and ends at a tenth: the marks of file pools."""
+
+SNAPSHOT_SHARE = 0.75
+"""A new log half begins with at most so much of it; the oldest blocks go where more would be needed."""
+
+SYNC_BYTES = 64 << 20
+
+
+class LostOwnership(OSError):
+    """Another host has taken the pool over, or this process was stopped for too long."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ESTALE, "this process no longer owns the pool")
+
+
+class Owner:
+    """See the module. `header` is what `acquire` returned."""
+
+    def __init__(self, media: Media, header: Header, *, grace_s: float) -> None:
+        self.media = media
+        self.header = header
+        self.grace_s = grace_s
+        self.lock = threading.RLock()
+        self.lost = False
+        self.pins: dict[tuple[int, int], int] = {}
+        self.bytes_log = 0
+        self.evicted_slots = 0
+        self._counted_s = time.monotonic()
+        self._open: dict[bytes, Slot] = {}
+        self._unsynced = 0
+        self._freed_s: dict[int, float] = {}
+        self.table = SlotTable(header)
+        self._replay()
+        self._sequence, self._at = 0, 0
+        self._roll()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep_counting, name="rewarm-raw-lease", daemon=True)
+        self._thread.start()
+
+    def _replay(self) -> None:
+        LogTail(self.media, self._replayed, lambda _: None).refresh()
+        for slot in self.table.used.values():
+            slot.sealed = True  # Nobody appends to it any more.
+        now_s = time.monotonic()
+        self._freed_s = {number: now_s for number in self.table.generations if number not in self.table.used}
+
+    def _replayed(self, frame: Frame) -> None:
+        self.table.apply(frame)
+
+    # Life.
+
+    @property
+    def used_bytes(self) -> int:
+        """Slots in use, whole."""
+        return len(self.table.used) * self.header.slot_bytes
+
+    def late(self) -> bool:
+        """True when others may soon take this owner for dead, or have."""
+        return self.lost or time.monotonic() - self._counted_s >= self.header.lease_ms / 1000 / LATE_SHARE
+
+    def count(self) -> None:
+        """Say that this owner lives, unless somebody else has become it."""
+        with self.lock:
+            if self.late():
+                self.lost = True
+                return
+            self._write_header(msgspec.structs.replace(self.header, counter=self.header.counter + 1))
+
+    def _write_header(self, header: Header) -> None:
+        began_s = time.monotonic()
+        found = read_header(self.media)
+        if found is None or found.owner != self.header.owner:
+            self.lost = True
+            raise LostOwnership
+        self.media.write(HEADER_OFFSETS[header.counter % 2], encode_header(header))
+        self.header = self.table.header = header
+        self._counted_s = began_s
+
+    def _keep_counting(self) -> None:
+        while not self._stop.wait(self.header.lease_ms / 1000 / COUNT_SHARE) and not self.lost:
+            with contextlib.suppress(OSError):
+                self.count()
+
+    def close(self) -> None:
+        """Let go of the pool: others need not wait for the lease."""
+        self._stop.set()
+        self._thread.join()
+        with self.lock, contextlib.suppress(OSError):
+            if not self.late():
+                self.media.sync()
+                self._write_header(
+                    msgspec.structs.replace(self.header, counter=self.header.counter + 1, owner=NOBODY, node="")
+                )
+                self.media.sync()
+        self.lost = True
+        self.media.close()
+
+    # The log.
+
+    def _append(self, kind: Kind, records: bytes, count: int, namespace: bytes = bytes(32), key_bytes: int = 0) -> None:
+        """Write one frame; rolls before it where the half is full."""
+        if self.late():
+            self.lost = True
+            raise LostOwnership
+        if self._at + pages(len(records) + 2 * PAGE) > self.header.half_bytes:
+            self._roll()
+        self._write_frame(self._frame(kind, records, count, namespace, key_bytes))
+
+    def _frame(self, kind: Kind, records: bytes, count: int, namespace: bytes = bytes(32), key_bytes: int = 0) -> bytes:
+        self._sequence += 1
+        header = self.header
+        return encode_frame(
+            kind, header.epoch, self._sequence, header.writer, records, count, namespace=namespace, key_bytes=key_bytes
+        )
+
+    def _write_frame(self, data: bytes) -> None:
+        at, self._at = self._at, self._at + len(data)  # After a failed write the offset moves on.
+        self.media.write(self.header.half_offset(self.header.epoch) + at, data)
+        self.bytes_log += len(data)
+        frame = decode_frame(memoryview(data))
+        assert frame is not None
+        self.table.apply(frame)
+
+    def _roll(self) -> None:
+        """Begin the other half with a snapshot; it is on the medium before the header says that it counts."""
+        old = self.header
+        self.header = msgspec.structs.replace(
+            old, epoch=old.epoch + 1, counter=old.counter + 1, writer=secrets.token_bytes(16)
+        )
+        frames = self._snapshot()
+        start, at = self.header.half_offset(self.header.epoch), 0
+        for frame in frames:
+            self.media.write(start + at, frame)
+            at += len(frame)
+        self.media.sync()
+        fresh, self.header = self.header, old
+        self._write_header(fresh)
+        self.media.sync()
+        self._at = at
+        self.bytes_log += at
+
+    def _snapshot(self) -> list[bytes]:
+        """Frames that say all that counts; what does not fit is forgotten, oldest first."""
+        while True:
+            frames = list(self._snapshot_frames())
+            if sum(map(len, frames)) <= self.header.half_bytes * SNAPSHOT_SHARE or not self.table.used:
+                return frames
+            oldest = min(self.table.used.values(), key=lambda slot: slot.order)
+            self._forget(oldest)
+
+    def _snapshot_frames(self) -> Iterator[bytes]:
+        header = self.header
+        yield self._frame(Kind.OPEN, encode_open(header.pool_id, header.capacity_bytes, header.slot_bytes), 1)
+        yield self._frame(Kind.COUNTER, encode_counter(header.lease_ms / 1000), 1)
+        references: dict[Kind, list[bytes]] = {Kind.EVICTED: [], Kind.SEALED: [], Kind.DROPPED: []}
+        for number, generation in self.table.generations.items():
+            if number not in self.table.used:
+                references[Kind.EVICTED].append(self._reference(number, generation, SEGMENT_GONE))
+        for slot in sorted(self.table.used.values(), key=lambda slot: slot.order):
+            slot.entries = _joined(slot.entries)
+            for key_bytes, entries in slot.entries:
+                for start in range(0, len(entries), entries_per_frame(key_bytes)):
+                    part = entries[start : start + entries_per_frame(key_bytes)]
+                    yield self._frame(Kind.ENTRIES, part.tobytes(), len(part), slot.namespace, key_bytes)
+            if slot.sealed:
+                references[Kind.SEALED].append(self._reference(slot.number, slot.generation, slot.end))
+            references[Kind.DROPPED] += [self._reference(slot.number, slot.generation, at) for at in slot.dropped]
+        for kind, records in references.items():
+            for start in range(0, len(records), REFERENCES_PER_FRAME):
+                part_records = records[start : start + REFERENCES_PER_FRAME]
+                yield self._frame(kind, b"".join(part_records), len(part_records))
+
+    def _reference(self, number: int, generation: int, offset: int) -> bytes:
+        return encode_slot_reference(self.header.writer, number, generation, offset)
+
+    # Slots.
+
+    def open_slot(self, namespace: bytes, need: int) -> Slot | None:
+        """The slot that the next block of a namespace goes to; None where no room can be made now."""
+        slot = self._open.get(namespace)
+        if slot and slot.end + pages(need) <= self.header.slot_bytes:
+            return slot
+        if PAGE + pages(need) > self.header.slot_bytes:
+            return None
+        if slot:
+            self.seal(namespace)
+        return self._new_slot(namespace)
+
+    def _new_slot(self, namespace: bytes) -> Slot | None:
+        if self._free_count() <= max(self.header.slots // FREE_MIN_SHARE, 1):
+            self._evict_until(lambda: self._free_count() >= max(self.header.slots // FREE_AIM_SHARE, 2))
+        number = self._free_slot()
+        if number is None:
+            return None
+        if self.late():
+            self.lost = True
+            raise LostOwnership
+        at = self.header.slot_offset(number)
+        generation = max(self.table.generations.get(number, 0), slot_generation(self.media.read(at, PAGE).data)) + 1
+        self.media.write(at, encode_slot_header(self.header, number, generation))
+        self._freed_s.pop(number, None)
+        slot = self._open[namespace] = self.table.take(number, generation, namespace)
+        return slot
+
+    def _free_count(self) -> int:
+        return self.header.slots - len(self.table.used)
+
+    def _free_slot(self) -> int | None:
+        """A free slot, one never used first, else the one freed longest ago, once its grace period is over."""
+        free = [number for number in range(self.header.slots) if number not in self.table.used]
+        if not free:
+            return None
+        number = min(free, key=lambda number: self._freed_s.get(number, 0.0))
+        wait_s = self._freed_s.get(number, -self.grace_s) + self.grace_s - time.monotonic()
+        if wait_s > 0:
+            time.sleep(wait_s)
+        return number
+
+    def seal(self, namespace: bytes) -> None:
+        """Sync and close the open slot of a namespace."""
+        slot = self._open.pop(namespace, None)
+        if slot:
+            self.sync()
+            self._append(Kind.SEALED, self._reference(slot.number, slot.generation, slot.end), 1)
+
+    def sync(self) -> None:
+        """Have all that was written on the medium."""
+        self.media.sync()
+        self._unsynced = 0
+
+    def publish(self, slot: Slot, key_bytes: int, entries: npt.NDArray[np.void], count: int) -> None:
+        """Name blocks whose payload (`count` bytes) has arrived."""
+        entries["segment"], entries["generation"] = slot.number, slot.generation
+        self._unsynced += count
+        if not self.media.direct or self._unsynced > SYNC_BYTES:
+            self.sync()
+        step = entries_per_frame(key_bytes)
+        for start in range(0, len(entries), step):
+            part = entries[start : start + step]
+            self._append(Kind.ENTRIES, part.tobytes(), len(part), slot.namespace, key_bytes)
+
+    def drop(self, number: int, generation: int, offset: int) -> int:
+        """Say that a copy is damaged, so that it does not come back; returns 0."""
+        with self.lock:
+            self._append(Kind.DROPPED, self._reference(number, generation, offset), 1)
+        return 0
+
+    # Eviction.
+
+    def evict_to(self, to_bytes: int) -> int:
+        """Free the oldest sealed slots until at most so much is used; returns bytes freed."""
+        with self.lock:
+            return self._evict_until(lambda: self.used_bytes <= to_bytes)
+
+    def erase(self, namespace: bytes) -> int:
+        """Free every slot of a namespace."""
+        with self.lock:
+            mine = [slot for slot in self.table.used.values() if slot.namespace == namespace]
+            self._open.pop(namespace, None)
+            return sum(self._evict(slot) for slot in mine)
+
+    def _evict_until(self, enough: Callable[[], bool]) -> int:
+        freed = 0
+        while not enough():
+            opened = {slot.number for slot in self._open.values()}
+            victims = [
+                slot
+                for slot in self.table.used.values()
+                if slot.number not in opened and not self.pins.get((slot.number, slot.generation))
+            ]
+            if not victims:
+                break
+            freed += self._evict(min(victims, key=lambda slot: slot.order))
+        return freed
+
+    def _evict(self, slot: Slot) -> int:
+        """Announce it; the bytes stay until the slot is used again."""
+        self._append(Kind.EVICTED, self._reference(slot.number, slot.generation, SEGMENT_GONE), 1)
+        self._freed_s[slot.number] = time.monotonic()
+        self.evicted_slots += 1
+        return self.header.slot_bytes
+
+    def _forget(self, slot: Slot) -> None:
+        del self.table.used[slot.number]
+        self._open = {namespace: other for namespace, other in self._open.items() if other is not slot}
+        self._freed_s[slot.number] = time.monotonic()
+
+
+def _joined(batches: list[tuple[int, npt.NDArray[np.void]]]) -> list[tuple[int, npt.NDArray[np.void]]]:
+    """Entries of a slot as one batch per key length."""
+    by_length: dict[int, list[npt.NDArray[np.void]]] = {}
+    for key_bytes, entries in batches:
+        by_length.setdefault(key_bytes, []).append(entries)
+    return [(key_bytes, np.concatenate(parts)) for key_bytes, parts in by_length.items()]
