@@ -51,6 +51,7 @@ SNAPSHOT_SHARE = 0.75
 """A new log half begins with at most so much of it; the oldest blocks go where more would be needed."""
 
 SYNC_BYTES = 64 << 20
+CLOSE_S = 5.0
 
 
 class LostOwnership(OSError):
@@ -131,7 +132,10 @@ class Owner:
     def close(self) -> None:
         """Let go of the pool: others need not wait for the lease."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            self.lost = True  # The medium does not answer; the lease runs out by itself.
+            return
         with self.lock, contextlib.suppress(OSError):
             if not self.late():
                 self.media.sync()

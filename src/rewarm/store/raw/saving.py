@@ -76,7 +76,8 @@ class SaveThread:
         self._lock = threading.Lock()
         self._ended = False
         self._hasher = Hasher()
-        self._lost_memory: list[object] = []
+        self._hung: list[tuple[Device, object]] = []
+        """Devices that did not answer in time, and the memory that the kernel may still read."""
         self.cancelling = False
         self.broken: str | None = None
         self.turned_s = 0.0
@@ -204,6 +205,7 @@ class SaveThread:
         """Write a group through the device. Raises `OSError`; memory of writes that hang stays mapped."""
         if owner.late():
             raise OSError(errno.ESTALE, "the lease has run out")
+        self._let_go_of_hung()
         if self._device is None:
             self._device = self._open_device()
         device = self._device
@@ -224,8 +226,18 @@ class SaveThread:
                 if result != int(operations["length"][tag]):
                     failed = -result if result < 0 else errno.EIO
             if time.monotonic() > end_s:
-                self._lost_memory.append(region)
-                self.broken = "rewarm-raw-write: the medium does not answer"
-                raise OSError(errno.ETIMEDOUT, self.broken)
+                self._hung.append((device, region))
+                self._device = None
+                raise OSError(errno.ETIMEDOUT, "the medium does not answer")
         if failed:
             raise OSError(failed, "a write failed")
+
+    def _let_go_of_hung(self) -> None:
+        """Close the devices that have answered since: the medium is back."""
+        hung, self._hung = self._hung, []
+        for device, memory in hung:
+            device.reap(1, 0)
+            if device.in_flight():
+                self._hung.append((device, memory))
+            else:
+                device.close()

@@ -26,7 +26,7 @@ from rewarm.store.devices.base import Device
 from rewarm.store.devices.select import Choice
 from rewarm.store.index import NO_ROW, Index, Places
 from rewarm.store.layout import Frame, Kind
-from rewarm.store.patience import wait_for
+from rewarm.store.patience import Mount, wait_for
 from rewarm.store.raw.checking import check_slots
 from rewarm.store.raw.header import Header
 from rewarm.store.raw.media import Media, open_raw
@@ -68,6 +68,9 @@ class RawStore:
         self.counters = Counters()
         self.index = Index()
         self.lock = threading.RLock()
+        self._tailing = threading.Lock()
+        """Held while the log is read. Never by a load or a look-up: a medium may keep such a read for ever."""
+        self._mount = Mount(settings.io_deadline_s)
         self.alignment = choice.alignment if choice.direct else 1
         self.always_bounce = settings.bounce == "always" or choice.network
         self.io_deadline_s = settings.io_deadline_s
@@ -109,19 +112,25 @@ class RawStore:
 
     def catch_up(self) -> None:
         """Read what was published since the last poll. Raises `OSError`."""
-        with self.lock:
+        with self._tailing:
             try:
                 self._tail.refresh()
             finally:
-                if self._fresh is not None:
-                    self.index, self._fresh = self._fresh, None
+                with self.lock:
+                    if self._fresh is not None:
+                        self.index, self._fresh = self._fresh, None
 
     def _begin_log(self, header: Header) -> None:
         """Another log half counts: what it says replaces everything, at once for whoever looks keys up."""
-        self._table = SlotTable(header)
-        self._fresh = Index()
+        with self.lock:
+            self._table = SlotTable(header)
+            self._fresh = Index()
 
     def _take_frame(self, frame: Frame) -> None:
+        with self.lock:
+            self._take(frame)
+
+    def _take(self, frame: Frame) -> None:
         index = self.index if self._fresh is None else self._fresh
         gone = self._table.apply(frame)
         if gone:
@@ -263,7 +272,7 @@ class RawStore:
         """Read what was published since the last poll; returns when it is visible to `lookup`."""
         self._usable()
         try:
-            self.catch_up()
+            self._mount.call(self.catch_up)
         except OSError as error:
             raise StorageError(f"cannot read {self.path}: {error.strerror or error}") from error
 
@@ -311,6 +320,7 @@ class RawStore:
             self._arenas.clear()
         if self._poller.is_alive():
             self._poller.join(max(deadline_s - time.monotonic(), CANCEL_S))
+        self._mount.end()
         self.files.close()
         self._media.close()
         if self._owner:
@@ -337,10 +347,10 @@ class RawStore:
 
     def next_place(self, key: bytes, slot: int, offset: int, failure: Failure, attempt: int) -> Places | None:
         """Once more after a look at the log: the slot may have been used again. Then the copy is forgotten."""
-        if attempt == 1:
+        if attempt == 1 and failure is not Failure.MEDIUM:
             with contextlib.suppress(OSError):
                 self.catch_up()
-        elif failure is not Failure.MEDIUM:
+        elif attempt > 1 and failure is not Failure.MEDIUM:
             self._forget(key, slot, offset, failure)
         with self.lock:
             places = self.index.places([key])
