@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from lab.nvmeof.guest import fabric, faults, sharing, working
+from lab.nvmeof.guest import fabric, faults, raw, sharing, working
 from lab.nvmeof.guest.bench import Bench
 
 Case = Callable[[Bench, bool], str]
@@ -24,6 +24,8 @@ CASES: dict[str, Case] = {
     "target-killed": faults.target_killed,
     "path-gone": faults.path_gone,
     "nfs": sharing.nfs_from_one_host,
+    "raw-hosts": raw.two_hosts,
+    "raw-faults": raw.faults,
     "drive-failed": faults.drive_failed,
     "xfs-twice": sharing.xfs_mounted_twice,
 }

@@ -19,6 +19,10 @@ OLD_COUNT, ANY_COUNT, GONE_COUNT = 4, 4, 2
 """Loaded in one turn: the oldest, which are evicted next; any; some that are gone."""
 GONE_KEPT = 64
 REFUSED_PAUSE_S = 0.1
+ASKED_MIN = 100
+"""Fewer loads would show nothing: an emulator may need longer for them than it was given."""
+
+LATE_S = 120.0
 
 
 class Host(Protocol):
@@ -73,7 +77,10 @@ def share(host: Host, mine: int, theirs: int, seconds: float, visible_s: float) 
     causes: dict[str, int] = {}
     end_s = time.monotonic() + seconds
     next_mine = mine
-    while time.monotonic() < end_s:
+    late_s = end_s + LATE_S
+    while (now_s := time.monotonic()) < end_s or (
+        now_s < late_s and (count["asked"] < ASKED_MIN or not seen.announced)
+    ):
         stored = host.save(next_mine, STEP)["stored"]
         count["saved"] += len(stored)
         count["refused"] += STEP - len(stored)

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -25,6 +24,7 @@ from lab.nvmeof.guest.hosts import share
 
 import rewarm
 from rewarm.store.contract import Outcome, Store, Transfer
+from rewarm.store.raw.formatting import format_device
 from rewarm.testing import payload
 
 NAMESPACE = "nvme-of lab"
@@ -106,13 +106,9 @@ class Worker:
             self.store = None
         return {}
 
-    def command(self, words: list[str], timeout_s: float = 120) -> Answer:
-        """Run `rewarm` on this host. Raises `RuntimeError` with its words."""
-        rewarm_words = [str(Path(sys.executable).with_name("rewarm")), *words]
-        found = subprocess.run(rewarm_words, capture_output=True, text=True, timeout=timeout_s, check=False)
-        if found.returncode:
-            raise RuntimeError(f"rewarm {' '.join(words)}: {found.returncode} {found.stderr.strip()}")
-        return {"printed": found.stdout}
+    def format(self, device: str) -> Answer:
+        """Make a raw pool that this host owns: what `rewarm format` does, without its start."""
+        return {"capacity": format_device(device).capacity_bytes}
 
     def save(self, first: int, count: int, timeout_s: float = 60) -> Answer:
         """Save blocks; which of them are published."""
