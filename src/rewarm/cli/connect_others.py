@@ -7,7 +7,7 @@ import click
 from rewarm.cli.connect_output import answer
 from rewarm.cli.output import Output, output_options
 from rewarm.cli.parameters import STORE_URL
-from rewarm.connectors.sglang import identity as sglang_identity
+from rewarm.connectors.releases import installed
 from rewarm.connectors.sglang import launch as sglang_launch
 from rewarm.connectors.transformers import launch as transformers_launch
 
@@ -21,7 +21,7 @@ from rewarm.connectors.transformers import launch as transformers_launch
 @output_options
 def sglang(output: Output, url: str, model: str | None, tp: int, namespace: str | None, check: bool) -> None:
     """The command line that starts SGLang over the store at URL. Run it in SGLang's own environment."""
-    version = sglang_identity.installed_version()
+    version = installed("sglang")
     if version is None:
         output.note(f"SGLang is not installed here; this is for {sglang_launch.TESTED}.")
     found = sglang_launch.launch(url, version=version, model=model, tensor_parallel=tp, namespace=namespace)

@@ -145,3 +145,11 @@ class Fields:
         if not isinstance(value, dict):
             raise self.refuse(name, f"must be an object, got {value!r}")
         return Fields(value, f"{self.where}: {name}")
+
+
+def rope_types(value: Any) -> list[str]:
+    """Every `rope_type` (formerly `type`) of a configuration, wherever it stands."""
+    if not isinstance(value, Mapping):
+        return []
+    own = value.get("rope_type", value.get("type")) if "rope_theta" in value or "rope_type" in value else None
+    return [*([str(own)] if own else []), *(rope for item in value.values() for rope in rope_types(item))]

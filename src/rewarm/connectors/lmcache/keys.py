@@ -9,7 +9,6 @@ LMCache's keys name a chunk of tokens, a model, a rank, a group and a salt, and 
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -18,17 +17,15 @@ from typing import Any
 
 import msgspec
 
+from rewarm.connectors.identity import weights_of
+from rewarm.connectors.options import check_names, deadline_of
 from rewarm.errors import ConfigError
 from rewarm.geometry.fields import read_config
-from rewarm.geometry.fingerprint import commit_of, weights_fingerprint
 from rewarm.geometry.namespace import Namespace
-from rewarm.units import parse_duration
 
 SCHEMA = "rewarm namespace of lmcache 1"
 OPAQUE = bytes(8)
 """The layout of a plain row: what LMCache's serialisers and its own tools hand over, and never describe."""
-DEADLINE_S = 10.0
-"""A context of ordinary length is recomputed in less: waiting longer for storage cannot pay."""
 OPTIONS = ("url", "namespace", "model", "engine", "deadline")
 
 
@@ -42,16 +39,8 @@ class Options(msgspec.Struct, frozen=True):
 
 def read_options(params: Mapping[str, Any], release: str) -> Options:
     """Options from `adapter_params`, under one release of LMCache. Raises `ConfigError` with what to change."""
-    for name in params:
-        if name not in OPTIONS:
-            near = difflib.get_close_matches(name, OPTIONS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(OPTIONS)}"
-            raise ConfigError(f"unknown key {name!r} in adapter_params of RewarmL2Adapter; {hint}")
-    if not params.get("url"):
-        raise ConfigError('adapter_params of RewarmL2Adapter need "url", such as "file:///mnt/nvme0/kv?capacity=2TiB"')
-    deadline_s = parse_duration(params["deadline"]) if "deadline" in params else DEADLINE_S
-    if deadline_s <= 0:
-        raise ConfigError(f"deadline must be above 0, got {params['deadline']!r}")
+    check_names(params, OPTIONS, "RewarmL2Adapter's adapter_params")
+    deadline_s = deadline_of(params)
     return Options(str(params["url"]), server_namespace(params, release), deadline_s)
 
 
@@ -65,9 +54,8 @@ def server_namespace(params: Mapping[str, Any], release: str) -> Namespace:
     if name and not model:
         parts["name"] = str(name)
     elif model and engine and not name:
-        commit = commit_of(model)
-        parts["config"], parts["commit"] = read_config(Path(model)), commit
-        parts["weights"] = None if commit else weights_fingerprint(model)
+        parts["config"] = read_config(Path(model))
+        parts["commit"], parts["weights"] = weights_of(model)
     else:
         raise ConfigError(
             "LMCache does not tell which weights and which engine its objects come from: give adapter_params either "

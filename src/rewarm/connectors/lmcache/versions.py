@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import re
-
-from rewarm.errors import ConfigError
+from rewarm.connectors import releases
 
 SUPPORTED = ("0.5.6", "0.5.7")
 """Releases whose adapter interface is implemented, with their candidates; oldest first."""
@@ -13,16 +10,9 @@ SUPPORTED = ("0.5.6", "0.5.7")
 
 def installed_version() -> str | None:
     """The version of LMCache in this environment, None without one."""
-    try:
-        return importlib.metadata.version("lmcache")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return releases.installed("lmcache")
 
 
 def release_of(version: str | None) -> str:
     """The supported release that a version belongs to ("0.5.7rc2" to "0.5.7"). Raises `ConfigError` with the list."""
-    match = re.match(r"\d+\.\d+\.\d+", version or "")
-    if match is None or match[0] not in SUPPORTED:
-        here = f"LMCache {version} is not supported" if version else "LMCache is not installed here"
-        raise ConfigError(f"{here}; this Rewarm knows {', '.join(SUPPORTED)}")
-    return match[0]
+    return releases.release_of(version, "LMCache", SUPPORTED)

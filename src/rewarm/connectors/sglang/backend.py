@@ -8,7 +8,6 @@ raises: what the storage cannot do is False, counted by cause and logged.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import time
@@ -18,13 +17,15 @@ from typing import Any
 
 import msgspec
 
+from rewarm.connectors.failures import Failures
+from rewarm.connectors.options import check_names, deadline_of
 from rewarm.connectors.sglang.identity import namespace_of
 from rewarm.connectors.sglang.pages import HostPool
 from rewarm.errors import ConfigError, RewarmError
 from rewarm.store.buffers import address_of
-from rewarm.store.contract import GOOD_OUTCOMES, Stats, Store, Transfer
+from rewarm.store.contract import Stats, Store, Transfer
 from rewarm.tiers.opening import open_tier
-from rewarm.units import format_size, parse_duration
+from rewarm.units import format_size
 
 log = logging.getLogger("sglang.rewarm")
 """Below SGLang's own logger, so that its handlers and levels apply."""
@@ -32,11 +33,7 @@ log = logging.getLogger("sglang.rewarm")
 OPTIONS = ("url", "namespace", "model", "deadline")
 """Keys of the configuration beside SGLang's own."""
 _ENGINES_OPTIONS = ("backend_name", "module_path", "class_name", "interface_v1")
-DEADLINE = "10s"
-"""A load without a verdict after this is a miss: a context of ordinary length is recomputed in less."""
 SAVE_DEADLINE_S = 60.0
-LOG_INTERVAL_S = 5.0
-"""Failures are counted always and logged at most this often."""
 HELD_LOG_S = 10.0
 """How often a medium is complained about that does not let go of memory."""
 SAMPLES_MAX = 1000
@@ -65,16 +62,12 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         self._config = storage_config
         self._options = dict(storage_config.extra_config or {})
         check_options(self._options)
-        self._deadline_s = parse_duration(self._options.get("deadline", DEADLINE))
-        if self._deadline_s <= 0:
-            raise ConfigError("deadline of the backend RewarmHiCache must be above 0")
+        self._deadline_s = deadline_of(self._options)
         self._store: Store | None = None
         self._pools: dict[str, HostPool] = {}
         self._registered: set[int] = set()
         self._pages: Counter[str] = Counter()
-        self._failed: Counter[str] = Counter()
-        self._unlogged: Counter[str] = Counter()
-        self._logged_s = -LOG_INTERVAL_S
+        self._failures = Failures(log)
         self._samples: deque[tuple[str, int, float]] = deque(maxlen=SAMPLES_MAX)
 
     # SGLang introduces its memory.
@@ -181,7 +174,7 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         """Counters since the start; None before the host pool is known."""
         if self._store is None:
             return None
-        return BackendStats(self._pages["load"], self._pages["save"], dict(self._failed), self._store.stats())
+        return BackendStats(self._pages["load"], self._pages["save"], dict(self._failures.counts), self._store.stats())
 
     def close(self) -> None:
         """Finish what is queued within a bounded time and give the store back. Idempotent."""
@@ -233,7 +226,7 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         try:
             mask = self._store.lookup(pool.keys(keys)).mask.reshape(len(keys), -1)
         except RewarmError as error:
-            self._note(Counter({f"lookup {type(error).__name__}": len(keys)}))
+            self._failures.note({f"lookup {type(error).__name__}": len(keys)})
             return [False] * len(keys)
         return [bool(page.all()) for page in mask]
 
@@ -253,7 +246,7 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         except (RewarmError, ValueError, TypeError, AssertionError, NotImplementedError) as error:
             # What SGLang handed over is no page of the pool, or the store is closed: a defect, not the medium.
             log.error("rewarm: %s of %d pages of %s refused: %s", verb, len(keys), name, error)
-            self._note(Counter({f"{verb} {type(error).__name__}": len(keys)}))
+            self._failures.note({f"{verb} {type(error).__name__}": len(keys)})
             return [False] * len(keys)
         good = transfer.wait(self._deadline_s if verb == "load" else SAVE_DEADLINE_S)
         # Not bounded by us: giving memory back that the kernel still writes to would be wrong bytes. SGLang's scheduler
@@ -269,29 +262,11 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         self._pages[verb] += pages
         if self._config.enable_storage_metrics:
             self._samples.append((verb, pages, pages * pool.page_bytes / max(took_s, 1e-9) / 1e9))
-        self._note(Counter(f"{verb} {outcome}" for outcome in transfer.outcomes if outcome not in GOOD_OUTCOMES))
-
-    def _note(self, causes: Counter[str]) -> None:
-        if not causes:
-            return
-        self._failed.update(causes)
-        self._unlogged.update(causes)
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= LOG_INTERVAL_S:
-            self._logged_s = now_s
-            what = ", ".join(f"{count} of {cause}" for cause, count in sorted(self._unlogged.items()))
-            log.warning("rewarm: blocks not restored or not stored, they will be computed: %s", what)
-            self._unlogged.clear()
+        self._failures.of(verb, transfer)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for an unknown or missing key of the backend's configuration."""
-    for name in options:
-        if name not in OPTIONS and name not in _ENGINES_OPTIONS:
-            near = difflib.get_close_matches(name, OPTIONS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(OPTIONS)}"
-            raise ConfigError(f"unknown option {name!r} of the backend RewarmHiCache; {hint}")
-    if not options.get("url"):
-        raise ConfigError('the backend RewarmHiCache needs "url", for example "file:///mnt/nvme0/kv?capacity=2TiB"')
+    check_names(options, OPTIONS, "the backend RewarmHiCache", also=_ENGINES_OPTIONS)
     if not options.get("interface_v1"):
         raise ConfigError('the backend RewarmHiCache needs "interface_v1": 1: SGLang copies every page without it')

@@ -7,17 +7,14 @@ backend's configuration names it where they cannot be had, `"namespace": "<name>
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rewarm.connectors.vllm.identity import NAMED_SCHEMA
+from rewarm.connectors.identity import named_namespace, weights_of
+from rewarm.connectors.releases import installed, release_of
 from rewarm.errors import ConfigError
 from rewarm.geometry.fields import read_config
-from rewarm.geometry.fingerprint import commit_of, weights_fingerprint
 from rewarm.geometry.namespace import Namespace, model_namespace
 
 SUPPORTED = ("0.5",)
@@ -39,19 +36,10 @@ OVERRIDES = (
 """Arguments of the engine that change the bytes of a page, or may."""
 
 
-def installed_version() -> str | None:
-    """The version of SGLang here; None without one. Imports nothing."""
-    try:
-        return importlib.metadata.version("sglang")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def check_version(version: str) -> str:
+def check_version(version: str | None) -> str:
     """A supported version. Raises `ConfigError` with the list."""
-    if re.match(r"\d+\.\d+", version) is None or ".".join(version.split(".")[:2]) not in SUPPORTED:
-        raise ConfigError(f"SGLang {version} is not supported by this Rewarm; supported: {', '.join(SUPPORTED)}")
-    return version
+    release_of(version, "SGLang", SUPPORTED)
+    return str(version)
 
 
 def namespace_of(options: Mapping[str, Any], config: Any, shape: Mapping[str, Any]) -> Namespace:
@@ -61,17 +49,14 @@ def namespace_of(options: Mapping[str, Any], config: Any, shape: Mapping[str, An
     `ConfigError` naming what is not known.
     """
     parts = {
-        "engine": f"sglang {check_version(installed_version() or 'without a version')}",
+        "engine": f"sglang {check_version(installed('sglang'))}",
         "shape": dict(shape),
         "ranks": [config.tp_size, config.pp_size, config.attn_cp_size, getattr(config, "dcp_size", 1)],
         "replicated": bool(config.is_mla_model),
     }
     name = options.get("namespace")
     if name is not None:
-        if not str(name).strip():
-            raise ConfigError("the backend's namespace is empty; leave it out, or give a name")
-        named = {"schema": NAMED_SCHEMA, "name": str(name), **parts}
-        return Namespace(json.dumps(named, sort_keys=True, separators=(",", ":")))
+        return named_namespace(str(name), parts)
     arguments = server_arguments()
     model = options.get("model") or arguments.get("model_path")
     if not model:
@@ -97,12 +82,6 @@ def namespace_of(options: Mapping[str, Any], config: Any, shape: Mapping[str, An
         pp=config.pp_size,
         rank_split=not config.is_mla_model,
     )
-
-
-def weights_of(directory: Path) -> tuple[str | None, str | None]:
-    """(commit, fingerprint) of the weights in a directory; one of them is known."""
-    commit = commit_of(directory)
-    return commit, None if commit else weights_fingerprint(directory)
 
 
 def find_weights(model: str, revision: str | None) -> Path:

@@ -15,8 +15,10 @@ from typing import Any
 import msgspec
 
 from rewarm.connectors.checking import Check, attempt
+from rewarm.connectors.identity import weights_of
 from rewarm.connectors.places import check_lasting, try_directories, try_pools
-from rewarm.connectors.sglang.identity import check_version, find_weights, installed_version, weights_of
+from rewarm.connectors.releases import installed
+from rewarm.connectors.sglang.identity import check_version, find_weights
 from rewarm.connectors.vllm.launch import MODEL_PLACE, command_lines
 from rewarm.errors import ConfigError
 
@@ -82,7 +84,7 @@ def run_checks(url: str, model: str | None) -> Iterator[Check]:
 
 
 def _engine() -> str:
-    version = installed_version()
+    version = installed("sglang")
     if version is None:
         raise ConfigError("SGLang is not installed here; run this in SGLang's own environment")
     try:

@@ -13,27 +13,26 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from rewarm.connectors.failures import Failures
+from rewarm.connectors.options import DEADLINE_S, deadline_of
 from rewarm.connectors.transformers import layers, prompts
 from rewarm.connectors.transformers.identity import check_model, namespace_of, stamp
 from rewarm.errors import ConfigError, MisuseError
 from rewarm.geometry.parallel import BLOCK_TOKENS_MAX
-from rewarm.store.contract import GOOD_OUTCOMES, Stats, Store, Transfer
+from rewarm.store.contract import Stats, Store, Transfer
 from rewarm.tiers.opening import open_tier
-from rewarm.units import parse_duration
 
 torch: Any = importlib.import_module("torch")
 log = logging.getLogger("rewarm.transformers")
 
 BLOCK_TOKENS = 64
 """Whole blocks are kept: smaller ones reuse more of a prompt, larger ones read faster."""
-DEADLINE = "10s"
-"""A restore that takes longer is given up, and the prompt computed."""
 ATTEMPTS = 3
 """How often a shorter prefix is tried after blocks turned out to be damaged."""
 
@@ -50,7 +49,7 @@ class PrefixStats(msgspec.Struct, frozen=True, kw_only=True):
     store: Stats
 
 
-class PrefixCache:
+class PrefixCache(AbstractContextManager["PrefixCache"]):
     """The kept prefixes of one model. A context manager, or call `close`."""
 
     def __init__(
@@ -60,7 +59,7 @@ class PrefixCache:
         *,
         namespace: str | None = None,
         block_tokens: int = BLOCK_TOKENS,
-        deadline: str | float = DEADLINE,
+        deadline: str | float = DEADLINE_S,
     ) -> None:
         """Open the store at `url` for a loaded model. Runs two tokens through it and reads samples of its weights.
 
@@ -69,7 +68,7 @@ class PrefixCache:
         """
         if not 1 <= block_tokens <= BLOCK_TOKENS_MAX:
             raise ConfigError(f"block_tokens must be from 1 to {BLOCK_TOKENS_MAX}, got {block_tokens}")
-        self._deadline_s = parse_duration(deadline)
+        self._deadline_s = deadline_of({"deadline": deadline})
         check_model(model)
         self._check_mode(model)
         self._model = model
@@ -80,8 +79,8 @@ class PrefixCache:
         self._known = set(inspect.signature(model.generate).parameters) | {"attention_mask"}
         self._store: Store = open_tier(url, namespace=self.namespace, block_tokens=block_tokens)
         self._saving: deque[Transfer] = deque()
-        self._count: Counter[str] = Counter()
-        self._lost: Counter[str] = Counter()
+        self._count = Counter(prompts=0, prompt_tokens=0, restored_tokens=0, kept_blocks=0)
+        self._failures = Failures(log)
 
     # The obvious way.
 
@@ -112,11 +111,8 @@ class PrefixCache:
         rows = prompts.rows_of(input_ids, attention_mask, pad_token)
         cache = layers.new_cache(self._model)
         columns = self._fill(cache, rows, input_ids.shape[1] - 1)
-        self._count.update(
-            prompts=len(rows),
-            prompt_tokens=sum(len(row.tokens) for row in rows),
-            restored_tokens=sum(max(0, columns - row.padding) for row in rows),
-        )
+        tokens, restored = sum(len(row.tokens) for row in rows), sum(max(0, columns - row.padding) for row in rows)
+        self._count.update(prompts=len(rows), prompt_tokens=tokens, restored_tokens=restored)
         return cache
 
     def keep(self, input_ids: Any, cache: Any, attention_mask: Any = None) -> int:
@@ -125,7 +121,7 @@ class PrefixCache:
         `input_ids` may be longer than the prompt that `attention_mask` covers: the answer follows it.
         """
         self._check_model()
-        rows = prompts.rows_of(input_ids, _longer(attention_mask, input_ids))
+        rows = prompts.rows_of(input_ids, attention_mask, answered=True)
         columns = min(cache.get_seq_length(), input_ids.shape[1])
         queued = 0
         for number, row in enumerate(rows):
@@ -142,26 +138,14 @@ class PrefixCache:
     def stats(self) -> PrefixStats:
         """Counters since open."""
         self._settle(0)
-        return PrefixStats(
-            prompts=self._count["prompts"],
-            prompt_tokens=self._count["prompt_tokens"],
-            restored_tokens=self._count["restored_tokens"],
-            kept_blocks=self._count["kept"],
-            lost=dict(self._lost),
-            store=self._store.stats(),
-        )
+        return PrefixStats(**self._count, lost=dict(self._failures.counts), store=self._store.stats())
 
     def close(self) -> None:
         """Finish what is queued within a bounded time and give the store back."""
         self._store.close()
         self._settle(0)
 
-    def __enter__(self) -> PrefixCache:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     # Restoring.
@@ -233,7 +217,7 @@ class PrefixCache:
             return regions
         for (row, at, block), ok in zip(wanted, good, strict=True):
             held[row][at][block] &= ok
-        self._note("load", transfer)
+        self._failures.of("load", transfer)
         return None
 
     # Keeping.
@@ -256,15 +240,8 @@ class PrefixCache:
         """Count the saves that have ended; with a timeout of None wait for all of them."""
         while self._saving and (timeout_s is None or self._saving[0].done()):
             transfer = self._saving.popleft()
-            self._count["kept"] += sum(transfer.wait())
-            self._note("save", transfer)
-
-    def _note(self, verb: str, transfer: Transfer) -> None:
-        causes = Counter(f"{verb} {outcome}" for outcome in transfer.outcomes if outcome not in GOOD_OUTCOMES)
-        if causes:
-            self._lost.update(causes)
-            what = ", ".join(f"{count} of {cause}" for cause, count in sorted(causes.items()))
-            log.warning("rewarm: blocks not restored or not kept, they will be computed: %s", what)
+            self._count["kept_blocks"] += sum(transfer.wait())
+            self._failures.of("save", transfer)
 
     # What must not have changed.
 
@@ -277,11 +254,3 @@ class PrefixCache:
     def _check_mode(model: Any) -> None:
         if model.training:
             raise MisuseError("the model is in training mode, where the same tokens give other KV: call model.eval()")
-
-
-def _longer(mask: Any, input_ids: Any) -> Any:
-    """A prompt's mask, continued over the answer."""
-    if mask is None or mask.shape == input_ids.shape:
-        return mask
-    more = input_ids.shape[1] - mask.shape[1]
-    return torch.nn.functional.pad(mask, (0, more), value=1) if more > 0 else mask

@@ -5,16 +5,13 @@ Everything that changes the KV of given tokens is part of it, or is refused with
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.metadata
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from rewarm.connectors.vllm.identity import NAMED_SCHEMA, plain_config
+from rewarm.connectors.identity import live_fingerprint, named_namespace, plain_config
+from rewarm.connectors.releases import installed, release_of
 from rewarm.errors import ConfigError
-from rewarm.geometry.fingerprint import SAMPLE_BYTES
+from rewarm.geometry.fields import rope_types
 from rewarm.geometry.namespace import Namespace, model_namespace
 
 SUPPORTED = ("5",)
@@ -25,13 +22,9 @@ MOVING_ROPE = ("dynamic", "longrope")
 
 def engine_version() -> str:
     """The version of Transformers here. Raises `ConfigError` without one, or with another major version than ours."""
-    try:
-        version = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        raise ConfigError("Transformers is not installed here; install Rewarm into its environment") from None
-    if version.partition(".")[0] not in SUPPORTED:
-        raise ConfigError(f"Transformers {version} is not supported by this Rewarm; supported: {', '.join(SUPPORTED)}")
-    return version
+    version = installed("transformers")
+    release_of(version, "Transformers", SUPPORTED)
+    return str(version)
 
 
 def check_model(model: Any) -> None:
@@ -41,7 +34,7 @@ def check_model(model: Any) -> None:
         raise ConfigError(f"{name} is an encoder and a decoder: its cache is not that of a prompt's prefix")
     if getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config"):
         raise ConfigError(f"{name} has adapters that can be switched; merge them into the weights first")
-    for rope in _rope_types(config.to_dict()):
+    for rope in rope_types(config.to_dict()):
         if any(moving in rope for moving in MOVING_ROPE):
             raise ConfigError(f"{name} has RoPE of type {rope}: its keys depend on the length of the whole prompt")
 
@@ -54,10 +47,7 @@ def namespace_of(model: Any, layout: Mapping[str, Any], block_tokens: int, name:
     release = ".".join(engine_version().split(".")[:2])
     shape = {**layout, "block_tokens": block_tokens, "engine": f"transformers {release} {model.device.type}"}
     if name is not None:
-        if not name.strip():
-            raise ConfigError("namespace is empty; leave it out, or give a name")
-        parts = {"schema": NAMED_SCHEMA, "name": name, "shape": shape}
-        return Namespace(json.dumps(parts, sort_keys=True, separators=(",", ":")))
+        return named_namespace(name, {"shape": shape})
     attention = getattr(model.config, "_attn_implementation", None)
     return model_namespace(
         config=plain_config(model.config),
@@ -72,40 +62,6 @@ def namespace_of(model: Any, layout: Mapping[str, Any], block_tokens: int, name:
     )
 
 
-def live_fingerprint(model: Any) -> str:
-    """SHA-256, 64 hex digits, over name, dtype, shape and samples of every parameter and buffer of a loaded model.
-
-    Samples as in `geometry.weights_fingerprint`: 4 KiB from the start, the middle and the end. Raises `ConfigError`
-    for tensors that are not on this machine, or only a part of them.
-    """
-    torch: Any = importlib.import_module("torch")
-    whole = hashlib.sha256(b"rewarm live weights 1\0")
-    for name, tensor in sorted(_tensors(model).items()):
-        if tensor.device.type == "meta" or hasattr(tensor, "device_mesh"):
-            raise ConfigError(f"{name} is not in memory as a whole (offloaded, or split over ranks); give a namespace")
-        head = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
-        whole.update(len(head).to_bytes(8, "little") + head)
-        flat = tensor.detach().reshape(-1)
-        count = max(1, SAMPLE_BYTES // tensor.element_size())
-        starts = (0, (len(flat) - count) // 2, len(flat) - count) if len(flat) > 3 * count else (0,)
-        for start in starts:
-            sample = flat[start : start + count] if len(starts) > 1 else flat
-            whole.update(sample.contiguous().cpu().view(torch.uint8).numpy().tobytes())
-    return whole.hexdigest()
-
-
 def stamp(model: Any) -> int:
     """A number that changes when a parameter is replaced or written in place: by training, by loading other weights."""
     return hash(tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in model.parameters()))
-
-
-def _tensors(model: Any) -> dict[str, Any]:
-    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
-
-
-def _rope_types(value: Any) -> list[str]:
-    """Every `rope_type` (formerly `type`) of a configuration, wherever it stands."""
-    if not isinstance(value, Mapping):
-        return []
-    own = value.get("rope_type", value.get("type")) if "rope_theta" in value or "rope_type" in value else None
-    return [*([str(own)] if own else []), *(rope for item in value.values() for rope in _rope_types(item))]

@@ -103,10 +103,7 @@ def describe(groups: Sequence[Group]) -> dict[str, Any]:
     """The shape of the blocks as JSON values."""
     return {
         "dtype": str(groups[0].layers[0].dtype).removeprefix("torch."),
-        "groups": [
-            [[x.index, x.window, x.heads, x.key_width, x.value_width, str(x.dtype)] for x in group.layers]
-            for group in groups
-        ],
+        "groups": [[[*msgspec.structs.astuple(x)[:5], str(x.dtype)] for x in group.layers] for group in groups],
     }
 
 

@@ -13,18 +13,9 @@ import numpy.typing as npt
 from rewarm.errors import MisuseError
 
 ROOT = hashlib.sha256(b"rewarm transformers chain 1").digest()
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "use_cache": (None, True),
-    "num_beams": (None, 1),
-    "num_return_sequences": (None, 1),
-    "cache_implementation": (None, "dynamic"),
-    "prefill_chunk_size": (None,),
-    "prompt_lookup_num_tokens": (None,),
-    "assistant_model": (None,),
-    "custom_generate": (None,),
-    "negative_prompt_ids": (None,),
-}
-"""Options of `generate` that handle its cache in another way -> the values that may be used."""
+UNSUPPORTED = ("prefill_chunk_size", "prompt_lookup_num_tokens", "assistant_model", "custom_generate")
+PLAIN = {"use_cache": True, "num_beams": 1, "num_return_sequences": 1, "cache_implementation": "dynamic"}
+"""Options of `generate` that handle its cache in another way, and the value with which they do not."""
 
 
 class Row(msgspec.Struct, frozen=True, eq=False):
@@ -43,8 +34,9 @@ class Row(msgspec.Struct, frozen=True, eq=False):
         return keys
 
 
-def rows_of(input_ids: Any, attention_mask: Any, pad_token: int | None = None) -> list[Row]:
-    """The rows of a batch, from tensors of shape (rows, columns); without a mask no column is padding.
+def rows_of(input_ids: Any, attention_mask: Any, pad_token: int | None = None, *, answered: bool = False) -> list[Row]:
+    """The rows of a batch, from tensors of shape (rows, columns); without a mask no column is padding, and a mask may
+    end before an answer (`answered`).
 
     Raises `MisuseError` for padding anywhere but on the left, and for padding that no mask marks.
     """
@@ -56,10 +48,10 @@ def rows_of(input_ids: Any, attention_mask: Any, pad_token: int | None = None) -
             raise MisuseError(f"input_ids holds the padding token {pad_token}: give attention_mask as well")
         return [Row(0, row) for row in ids]
     mask = attention_mask.detach().cpu().numpy()
-    if mask.shape != ids.shape:
+    if mask.shape != ids.shape and not (answered and mask.shape < ids.shape and len(mask) == len(ids)):
         raise MisuseError(f"attention_mask has shape {mask.shape}, input_ids {ids.shape}; it must be the same")
     padding = (mask == 0).sum(axis=1)
-    if not np.array_equal(mask != 0, np.arange(ids.shape[1]) >= padding[:, None]) or (padding == ids.shape[1]).any():
+    if not np.array_equal(mask != 0, np.arange(mask.shape[1]) >= padding[:, None]) or (padding == mask.shape[1]).any():
         raise MisuseError('padding must stand on the left of each row (tokenizer.padding_side = "left")')
     return [Row(int(left), row[left:]) for left, row in zip(padding, ids, strict=True)]
 
@@ -69,9 +61,9 @@ def check_options(options: Mapping[str, Any], config: Any, known: set[str]) -> N
 
     `config` is the generation configuration in force, `known` are the options that change neither.
     """
-    for name, allowed in UNSUPPORTED.items():
+    for name in (*UNSUPPORTED, "negative_prompt_ids", *PLAIN):
         value = options.get(name, getattr(config, name, None))
-        if value not in allowed:
+        if value not in (None, PLAIN.get(name)):
             raise MisuseError(f"{name}={value!r} handles the cache in its own way: call the model's own generate")
     for name in options:
         if name == "past_key_values":

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from rewarm.connectors.identity import named_namespace as by_name
+from rewarm.connectors.identity import plain_config, text_of, weights_of
 from rewarm.errors import ConfigError
-from rewarm.geometry.fingerprint import commit_of, is_commit, weights_fingerprint
+from rewarm.geometry.fingerprint import is_commit
 from rewarm.geometry.namespace import Namespace, model_namespace
 
-NAMED_SCHEMA = "rewarm namespace of a name 1"
-_PATHS_AND_VERSIONS = ("name_or_path", "transformers_version")
-"""What a configuration says about where it came from: a copied model is the same model."""
 _GIVE_A_NAME = 'add "namespace": "<name>" to the tier to answer for what shares its blocks yourself'
 
 
@@ -52,10 +50,10 @@ def identify(vllm_config: Any, copies: int) -> Identity:
     commit, weights = _weights(model)
     config = plain_config(model.hf_config)
     overrides = {
-        "quantization": _text(model.quantization),
-        "attention_backend": _text(vllm_config.attention_config.backend),
-        "model_dtype": _text(model.dtype),
-        "cache_dtype": _text(cache.cache_dtype),
+        "quantization": text_of(model.quantization),
+        "attention_backend": text_of(vllm_config.attention_config.backend),
+        "model_dtype": text_of(model.dtype),
+        "cache_dtype": text_of(cache.cache_dtype),
         "cache_dtype_skip_layers": [str(layer) for layer in getattr(cache, "kv_cache_dtype_skip_layers", ())],
         "calculate_kv_scales": bool(getattr(cache, "calculate_kv_scales", False)),
         "disable_sliding_window": bool(model.disable_sliding_window),
@@ -91,11 +89,8 @@ def engine_namespace(identity: Identity, offloading: Any, row_bytes: int, layout
 
 def named_namespace(name: str, offloading: Any, row_bytes: int, layout_name: str) -> Namespace:
     """The namespace that a user named; blocks of another shape stay apart from it all the same."""
-    if not name.strip():
-        raise ConfigError("the tier's namespace is empty; leave it out, or give a name")
     shape = block_shape(offloading, row_bytes, layout_name)
-    parts = {"schema": NAMED_SCHEMA, "name": name, "layout": offloading.kv_cache_layout, "shape": shape}
-    return Namespace(json.dumps(parts, sort_keys=True, separators=(",", ":")))
+    return by_name(name, {"layout": offloading.kv_cache_layout, "shape": shape})
 
 
 def block_shape(offloading: Any, row_bytes: int, layout_name: str) -> dict[str, Any]:
@@ -115,33 +110,11 @@ def block_shape(offloading: Any, row_bytes: int, layout_name: str) -> dict[str, 
     }
 
 
-def plain_config(hf_config: Any) -> dict[str, Any]:
-    """A configuration of transformers as plain values, without where it was read from."""
-    values = hf_config.to_dict()
-    return {
-        name: _plain(value)
-        for name, value in values.items()
-        if not name.startswith("_") and name not in _PATHS_AND_VERSIONS
-    }
-
-
-def _plain(value: Any) -> Any:
-    """JSON values as they are; dictionaries with names that are numbers, sets and types as what they print as."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted(str(item) for item in value)
-    return value if value is None or isinstance(value, (str, bool, int, float)) else _text(value)
-
-
 def _weights(model: Any) -> tuple[str | None, str | None]:
     """(commit, fingerprint) of the weights that a model configuration names; one of them is known."""
     directory = Path(str(getattr(model, "model_weights", "") or model.model))
     if directory.is_dir():
-        commit = commit_of(directory)
-        return commit, None if commit else weights_fingerprint(directory)
+        return weights_of(directory)
     commit = getattr(model.hf_config, "_commit_hash", None)
     if isinstance(commit, str) and is_commit(commit):
         return commit, None
@@ -157,10 +130,10 @@ def _draft(speculative: Any) -> dict[str, Any] | None:
         return None
     draft = getattr(speculative, "draft_model_config", None)
     if draft is None:
-        return {"method": _text(speculative.method)}
+        return {"method": text_of(speculative.method)}
     commit, weights = _weights(draft)
     return {
-        "method": _text(speculative.method),
+        "method": text_of(speculative.method),
         "commit": commit,
         "weights": weights,
         "config": plain_config(draft.hf_config),
@@ -170,10 +143,6 @@ def _draft(speculative: Any) -> dict[str, Any] | None:
 def _element(dtype: str) -> str:
     """The element type in Rewarm's words; special layouts of an element type are told apart by the shape's `dtype`."""
     return "fp8" if dtype.startswith("fp8") and dtype != "fp8_e5m2" else dtype
-
-
-def _text(value: Any) -> str:
-    return "none" if value is None else str(value).removeprefix("torch.")
 
 
 def short_digest(namespace: Namespace) -> str:
