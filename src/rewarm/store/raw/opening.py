@@ -64,8 +64,8 @@ def open_raw_store(
     choice = choose_for_file(real, direct=tries_direct(real, block), prefer=settings.device)
     name = host or host_id()
     owner: Owner | None = None
+    terms = Terms(node_of(real, name), settings.poll_s, settings.lease_s, settings.poll_s)
     if role == "owner" or (role == "auto" and name == header.home):
-        terms = Terms(node_of(real, name), settings.poll_s, settings.lease_s, settings.poll_s)
         try:
             owner = share(real, terms, direct=choice.direct)
         except OSError as error:
@@ -76,7 +76,15 @@ def open_raw_store(
     try:
         media = Media(real, writable=False, direct=choice.direct)
         return RawStore(
-            media, header, choice, settings, namespace, owner, wrap_reads=wrap_reads, wrap_writes=wrap_writes
+            media,
+            header,
+            choice,
+            settings,
+            namespace,
+            owner,
+            own_again=lambda: share(real, terms, direct=choice.direct),
+            wrap_reads=wrap_reads,
+            wrap_writes=wrap_writes,
         )
     except (OSError, StorageError) as error:
         if owner:
