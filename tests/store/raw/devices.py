@@ -10,9 +10,11 @@ from rewarm.store.raw.formatting import format_device
 from rewarm.store.raw.header import LOG_OFFSET, plan_header
 from rewarm.store.raw.store import RawStore
 
-WAITS = "poll=20ms&lease=600ms"
-LONG_WAITS = "poll=50ms&lease=4s"
-"""For processes that must not be late on a busy machine."""
+WAITS = "poll=20ms&lease=6s"
+"""An owner must not be late on a busy machine: it stops saving half a lease after it last counted."""
+
+SHORT_WAITS = "poll=20ms&lease=2s"
+"""Where a test waits for the end of a lease."""
 
 
 def make_file(path: Path, capacity_bytes: int, host: str = "") -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.store.raw.devices import LONG_WAITS, open_as
+from tests.store.raw.devices import open_as
 
 from rewarm.testing.payload import make_keys, payload
 
@@ -28,7 +28,7 @@ def batch_of(number: int) -> list[bytes]:
 
 def main(path: str, host: str, first: str) -> None:
     """Save batch after batch."""
-    with open_as(Path(path), host, "&role=owner", waits=LONG_WAITS) as store:
+    with open_as(Path(path), host, "&role=owner") as store:
         print("ready", flush=True)
         number = int(first)
         while True:

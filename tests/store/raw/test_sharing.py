@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.store.raw.devices import WAITS, make_file, open_as
+from tests.store.raw.devices import SHORT_WAITS, WAITS, make_file, open_as
 
 import rewarm
 from rewarm.errors import PoolInUse, StorageError
@@ -100,7 +100,7 @@ def test_the_log_rolls_and_readers_follow(device: Path) -> None:
 
 def test_a_dead_owner_is_replaced_and_its_late_frames_do_not_count(device: Path) -> None:
     keys = make_keys(30)
-    with open_as(device, "a") as late:
+    with open_as(device, "a", waits=SHORT_WAITS) as late:
         assert save(late, keys[:10], BLOCK) == [Outcome.STORED] * 10
         owner = late.owner
         assert owner is not None
