@@ -32,8 +32,7 @@ def book_wave(
 ) -> Cell:
     """The cell of a wave on target `name`; `lengths` are the blocks of a session in bytes. Its ceiling share is
     left open. A request that missed a block, or got a wrong one, has an infinite time to first token."""
-    restores = wave.restores
-    bytes_per_session = sum(lengths)
+    restores, bytes_per_session = wave.restores, sum(lengths)
     restored_tokens = job.tokens // job.block_tokens * job.block_tokens
     payload_bytes = sum(restore.hit_bytes for restore in restores)
     claim = Claim(payload=payload_bytes, padding=wave.padding_bytes, log=wave.log_bytes)
