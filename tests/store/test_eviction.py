@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from tests.store.faulty_store import WAIT_S
 
-from rewarm.store import pool as pool_module
 from rewarm.store.capacity import (
     FREE_FLOOR,
     HIGH_MARK,
@@ -390,27 +389,3 @@ def test_a_log_does_not_grow_unseen_while_a_segment_is_filled(tmp_path: Path) ->
         segments = list((tmp_path / "writers").glob("*/*.seg"))
         assert len(segments) > 1
         assert sum(path.stat().st_size for path in segments) < SEGMENT
-
-
-def test_between_two_victims_only_names_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[str] = []
-    facts_of = pool_module._facts_of
-
-    def looked_at(writer: str, entry: os.DirEntry[str]) -> FileFacts | None:
-        looks.append(entry.name)
-        return facts_of(writer, entry)
-
-    keys = make_keys(80)
-    with contextlib.ExitStack() as stack:
-        others = [stack.enter_context(open_pool(tmp_path)) for _ in range(5)]
-        for i, other in enumerate(others):
-            assert save(other, keys[16 * i : 16 * (i + 1)]) == [STORED] * 16
-        evictor = stack.enter_context(open_pool(tmp_path))
-        evictor.refresh()
-        assert save(evictor, make_keys(1, "own")) == [STORED]
-        monkeypatch.setattr(pool_module, "_facts_of", looked_at)
-        evictor.evict(0)
-        gone = evictor.stats().evicted_segments
-    files = 5 * (4 + 1) + 2
-    assert gone >= 15
-    assert len(looks) <= 4 * files + 2 * gone, "every file was looked at for every victim"
