@@ -58,7 +58,7 @@ class RawStore:
         namespace: object,
         owner: Owner | None,
         *,
-        own_again: Callable[[], Owner | None] = lambda: None,
+        own_again: Callable[[Header], Owner | None] = lambda _: None,
         wrap_reads: Callable[[Device], Device] = lambda device: device,
         wrap_writes: Callable[[Device], Device] = lambda device: device,
     ) -> None:
@@ -166,7 +166,7 @@ class RawStore:
 
     def _replace_owner(self, lost: Owner) -> None:
         """This process was too late: become the owner anew, where nobody else has. Raises `OSError`."""
-        fresh = self._own_again()
+        fresh = self._own_again(self._tail.header or self._header)
         if fresh:
             self._owner = fresh
             release(lost)
