@@ -48,18 +48,6 @@ class Meter:
         self._table = table
         self._settled: dict[str, dict[str, FileFacts]] = {}
 
-    def measure_again(self, before: Usage, own: Set[str]) -> Usage:
-        """List names anew, and look only at files that are new or one's own; others keep their size. Raises `OSError`.
-
-        A look at each file costs a call: on a network mount more than all else between two victims.
-        """
-        known: dict[str, dict[str, FileFacts]] = {}
-        for file in before.files:
-            if file.writer not in own:
-                known.setdefault(file.writer, {})[file.name] = file
-        files = [file for writer in self._pool.writer_ids() for file in self._pool.files(writer, known.get(writer))]
-        return Usage(sum(file.bytes_on_disk for file in files), files, *self._pool.space())
-
     def measure(self) -> Usage:
         """List every writer's files. Raises `OSError`."""
         settled: dict[str, dict[str, FileFacts]] = {}

@@ -22,9 +22,6 @@ from rewarm.store.writing import WriteLoop
 MEASURE_SHARE = 0.01
 """Share of the time that the poller may spend on measuring the pool."""
 
-ATTEMPTS = 2
-"""Logs of others grow while this handle evicts; what that takes is made up for once."""
-
 PAUSE_S_MAX = 0.005
 """Longest pause between two victims: several measurements of others, and a fraction of what filling a segment takes."""
 
@@ -73,11 +70,8 @@ class Evictor:
                 usage, _ = self._without_spent_logs(capacity.PRESSED_LOG_S)
                 if not capacity.could_fit(pool, usage, need, files):
                     return False
-            for _ in range(ATTEMPTS):
-                self._evict(usage, lambda now: capacity.target_bytes(pool, now, need, pressed=pressed), again=True)
-                usage, _ = self._without_spent_logs()
-                if capacity.fits(pool, usage, need):
-                    break
+            self._evict(usage, lambda now: capacity.target_bytes(pool, now, need, pressed=pressed), again=True)
+            usage, _ = self._without_spent_logs()
         return capacity.fits(pool, usage, need)
 
     def evict_to(self, to_bytes: int) -> int:
@@ -144,18 +138,13 @@ class Evictor:
         pause lets those that found the pool full at the same moment see what the others do.
         """
         freed = 0
-        present = {(one.writer, one.number) for one in usage.files if one.is_segment}
         for file, segment in self._victims.of_anybody(usage):
             if usage.used_bytes <= target(usage):
                 break
-            if (file.writer, file.number) not in present:
-                continue  # Somebody else was faster.
             freed += self._drop(usage, file, segment, again=again)
             self._writes.turned_s = time.monotonic()
             time.sleep(random.uniform(0, PAUSE_S_MAX))
-            usage = self._meter.measure_again(usage, self._tailer.own_writers)
-            present = {(one.writer, one.number) for one in usage.files if one.is_segment}
-            self.used_bytes = usage.used_bytes
+            usage = self.measure()
         return freed
 
     def _drop(
