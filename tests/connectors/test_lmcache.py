@@ -89,7 +89,7 @@ def test_weights_engine_and_release_are_the_namespace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("params", "says"),
     [
-        ({"namespace": "n"}, 'need "url"'),
+        ({"namespace": "n"}, 'needs "url"'),
         ({"url": "/kv"}, "which weights and which engine"),
         ({"url": "/kv", "model": "/m"}, "which weights and which engine"),
         ({"url": "/kv", "model": "/m", "engine": "e", "namespace": "n"}, "which weights and which engine"),

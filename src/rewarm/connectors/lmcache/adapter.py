@@ -16,11 +16,10 @@ import importlib
 import itertools
 import math
 import threading
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rewarm.connectors.common import Failures
 from rewarm.connectors.lmcache.keys import OPAQUE, layout_of, name_of, read_options
 from rewarm.connectors.lmcache.versions import installed_version, release_of
 from rewarm.connectors.lmcache.waiting import Completions, Locks, log
@@ -36,8 +35,6 @@ HIDDEN_MAX = 100_000
 """Deleted and failed objects that are a miss until they are stored again; above it the oldest are forgotten."""
 KNOWN_MAX = 1_000_000
 """Objects whose key and size are remembered for listings and usage, about 500 bytes each."""
-LOG_INTERVAL_S = 5.0
-"""Failures are counted always and logged at most this often: a lost medium fails thousands of objects a second."""
 
 _api = importlib.import_module("lmcache.v1.distributed.api")
 _base = importlib.import_module("lmcache.v1.distributed.l2_adapters.base")
@@ -63,8 +60,7 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         self._tasks = itertools.count()  # its next() is one step of the interpreter, from any thread
         self._hidden: dict[Any, None] = {}
         self._known: dict[Any, tuple[bytes, int]] = {}
-        self._failures: Counter[str] = Counter()
-        self._logged_s = -LOG_INTERVAL_S
+        self._failures = Failures(log)
         log.info("rewarm: opened %s: %s", self._url, self.report_status())
 
     def get_store_event_fd(self) -> int:
@@ -98,7 +94,7 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
             held = [i for i, there in zip(found, pin.mask.tolist(), strict=True) if there]
             self._locks.lock([keys[i] for i in held], pin)
         except RewarmError as error:
-            self._note(Counter({f"look-up: {error}": len(keys)}))
+            self._failures.note(f"look-up: {error}", len(keys))
         self._answer("look-up", task, _bitmap(len(keys), held))
         return task
 
@@ -164,7 +160,7 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
             "locked_key_count": len(self._locks.held),
             "registered_bytes": self._registered_bytes,
             "unreleased_bytes": stats.unreleased_bytes,
-            "failures": dict(self._failures),
+            "failures": dict(self._failures.counts),
             "notes": [*stats.device_refusals, *stats.notes],
         }
 
@@ -188,7 +184,7 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
             views = [memoryview(item.byte_array).cast("B") for item in objects]
             transfer = (self._store.save if kind == "save" else self._store.load)(blocks, views)
         except (RewarmError, NotImplementedError) as error:
-            self._note(Counter({f"{kind}: {error}": len(keys)}))
+            self._failures.note(f"{kind}: {error}", len(keys))
             self._answer(kind, task, _StoreResult(False, 0) if kind == "save" else _bitmap(len(keys), []))
             return task
         places = [(block, view.nbytes) for block, view in zip(blocks, views, strict=True)]
@@ -205,7 +201,7 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         moved = sum(places[i][1] for i in good if outcomes[i] is Outcome.STORED)
         result = _StoreResult(len(good) == len(keys), moved) if kind == "save" else _bitmap(len(keys), good)
         try:
-            self._note(Counter(f"{kind}: {outcome}" for outcome in outcomes if outcome not in GOOD_OUTCOMES))
+            self._failures.note_outcomes(f"{kind}:", outcomes)
             broken = [k for k, o in zip(keys, outcomes, strict=True) if o not in (*GOOD_OUTCOMES, Outcome.MISSING)]
             if kind == "load" and broken:
                 self._forget(broken, hide=True)
@@ -260,14 +256,6 @@ class RewarmL2Adapter(_L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
             sizes = {key: self._known.pop(key)[1] for key in keys if key in self._known}
         if sizes:
             self._notify_keys_deleted(list(sizes), list(sizes.values()))
-
-    def _note(self, causes: Counter[str]) -> None:
-        """Count failed objects by cause. The one place where they are logged."""
-        self._failures.update(causes)
-        if causes and time.monotonic() - self._logged_s >= LOG_INTERVAL_S:
-            self._logged_s = time.monotonic()
-            what = ", ".join(f"{count} x {cause}" for cause, count in sorted(self._failures.items()))
-            log.warning("rewarm: objects not restored or not stored, they are recomputed; since the start: %s", what)
 
 
 def _bitmap(count: int, ones: Sequence[int]) -> Any:

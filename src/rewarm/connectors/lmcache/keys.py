@@ -9,7 +9,6 @@ LMCache's keys name a chunk of tokens, a model, a rank, a group and a salt, and 
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from rewarm.connectors.common import check_names
 from rewarm.errors import ConfigError
 from rewarm.geometry.fields import read_config
 from rewarm.geometry.fingerprint import commit_of, weights_fingerprint
@@ -42,13 +42,7 @@ class Options(msgspec.Struct, frozen=True):
 
 def read_options(params: Mapping[str, Any], release: str) -> Options:
     """Options from `adapter_params`, under one release of LMCache. Raises `ConfigError` with what to change."""
-    for name in params:
-        if name not in OPTIONS:
-            near = difflib.get_close_matches(name, OPTIONS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(OPTIONS)}"
-            raise ConfigError(f"unknown key {name!r} in adapter_params of RewarmL2Adapter; {hint}")
-    if not params.get("url"):
-        raise ConfigError('adapter_params of RewarmL2Adapter need "url", such as "file:///mnt/nvme0/kv?capacity=2TiB"')
+    check_names(params, OPTIONS, "RewarmL2Adapter (adapter_params)")
     deadline_s = parse_duration(params["deadline"]) if "deadline" in params else DEADLINE_S
     if deadline_s <= 0:
         raise ConfigError(f"deadline must be above 0, got {params['deadline']!r}")

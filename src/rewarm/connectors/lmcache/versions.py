@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 
+from rewarm.connectors.common import version_of
 from rewarm.errors import ConfigError
 
 SUPPORTED = ("0.5.6", "0.5.7")
@@ -13,10 +13,7 @@ SUPPORTED = ("0.5.6", "0.5.7")
 
 def installed_version() -> str | None:
     """The version of LMCache in this environment, None without one."""
-    try:
-        return importlib.metadata.version("lmcache")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return version_of("lmcache")
 
 
 def release_of(version: str | None) -> str:

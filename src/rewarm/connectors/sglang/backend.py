@@ -8,7 +8,6 @@ raises: what the storage cannot do is False, counted by cause and logged.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import time
@@ -18,11 +17,12 @@ from typing import Any
 
 import msgspec
 
+from rewarm.connectors.common import Failures, check_names
 from rewarm.connectors.sglang.identity import namespace_of
 from rewarm.connectors.sglang.pages import HostPool
 from rewarm.errors import ConfigError, RewarmError
 from rewarm.store.buffers import address_of
-from rewarm.store.contract import GOOD_OUTCOMES, Stats, Store, Transfer
+from rewarm.store.contract import Stats, Store
 from rewarm.tiers.opening import open_tier
 from rewarm.units import format_size, parse_duration
 
@@ -35,8 +35,6 @@ _ENGINES_OPTIONS = ("backend_name", "module_path", "class_name", "interface_v1")
 DEADLINE = "10s"
 """A load without a verdict after this is a miss: a context of ordinary length is recomputed in less."""
 SAVE_DEADLINE_S = 60.0
-LOG_INTERVAL_S = 5.0
-"""Failures are counted always and logged at most this often."""
 HELD_LOG_S = 10.0
 """How often a medium is complained about that does not let go of memory."""
 SAMPLES_MAX = 1000
@@ -72,9 +70,7 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         self._pools: dict[str, HostPool] = {}
         self._registered: set[int] = set()
         self._pages: Counter[str] = Counter()
-        self._failed: Counter[str] = Counter()
-        self._unlogged: Counter[str] = Counter()
-        self._logged_s = -LOG_INTERVAL_S
+        self._failures = Failures(log)
         self._samples: deque[tuple[str, int, float]] = deque(maxlen=SAMPLES_MAX)
 
     # SGLang introduces its memory.
@@ -181,7 +177,7 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         """Counters since the start; None before the host pool is known."""
         if self._store is None:
             return None
-        return BackendStats(self._pages["load"], self._pages["save"], dict(self._failed), self._store.stats())
+        return BackendStats(self._pages["load"], self._pages["save"], dict(self._failures.counts), self._store.stats())
 
     def close(self) -> None:
         """Finish what is queued within a bounded time and give the store back. Idempotent."""
@@ -233,7 +229,7 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         try:
             mask = self._store.lookup(pool.keys(keys)).mask.reshape(len(keys), -1)
         except RewarmError as error:
-            self._note(Counter({f"lookup {type(error).__name__}": len(keys)}))
+            self._failures.note(f"lookup {type(error).__name__}", len(keys))
             return [False] * len(keys)
         return [bool(page.all()) for page in mask]
 
@@ -253,7 +249,7 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         except (RewarmError, ValueError, TypeError, AssertionError, NotImplementedError) as error:
             # What SGLang handed over is no page of the pool, or the store is closed: a defect, not the medium.
             log.error("rewarm: %s of %d pages of %s refused: %s", verb, len(keys), name, error)
-            self._note(Counter({f"{verb} {type(error).__name__}": len(keys)}))
+            self._failures.note(f"{verb} {type(error).__name__}", len(keys))
             return [False] * len(keys)
         good = transfer.wait(self._deadline_s if verb == "load" else SAVE_DEADLINE_S)
         # Not bounded by us: giving memory back that the kernel still writes to would be wrong bytes. SGLang's scheduler
@@ -262,36 +258,18 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
             log.error("rewarm: the storage has not let go of %d pages of %s for %.0f s", len(keys), name, HELD_LOG_S)
         pieces = len(pool.piece_bytes)
         pages = [all(good[at : at + pieces]) for at in range(0, len(good), pieces)]
-        self._count(verb, transfer, sum(pages), pool, time.monotonic() - start_s)
+        self._failures.note_outcomes(verb, transfer.outcomes)
+        self._count(verb, sum(pages), pool, time.monotonic() - start_s)
         return pages
 
-    def _count(self, verb: str, transfer: Transfer, pages: int, pool: HostPool, took_s: float) -> None:
+    def _count(self, verb: str, pages: int, pool: HostPool, took_s: float) -> None:
         self._pages[verb] += pages
         if self._config.enable_storage_metrics:
             self._samples.append((verb, pages, pages * pool.page_bytes / max(took_s, 1e-9) / 1e9))
-        self._note(Counter(f"{verb} {outcome}" for outcome in transfer.outcomes if outcome not in GOOD_OUTCOMES))
-
-    def _note(self, causes: Counter[str]) -> None:
-        if not causes:
-            return
-        self._failed.update(causes)
-        self._unlogged.update(causes)
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= LOG_INTERVAL_S:
-            self._logged_s = now_s
-            what = ", ".join(f"{count} of {cause}" for cause, count in sorted(self._unlogged.items()))
-            log.warning("rewarm: blocks not restored or not stored, they will be computed: %s", what)
-            self._unlogged.clear()
 
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for an unknown or missing key of the backend's configuration."""
-    for name in options:
-        if name not in OPTIONS and name not in _ENGINES_OPTIONS:
-            near = difflib.get_close_matches(name, OPTIONS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(OPTIONS)}"
-            raise ConfigError(f"unknown option {name!r} of the backend RewarmHiCache; {hint}")
-    if not options.get("url"):
-        raise ConfigError('the backend RewarmHiCache needs "url", for example "file:///mnt/nvme0/kv?capacity=2TiB"')
+    check_names(options, OPTIONS, "the backend RewarmHiCache", _ENGINES_OPTIONS)
     if not options.get("interface_v1"):
         raise ConfigError('the backend RewarmHiCache needs "interface_v1": 1: SGLang copies every page without it')

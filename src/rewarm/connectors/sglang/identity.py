@@ -7,13 +7,13 @@ backend's configuration names it where they cannot be had, `"namespace": "<name>
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rewarm.connectors.common import version_of
 from rewarm.connectors.vllm.identity import NAMED_SCHEMA
 from rewarm.errors import ConfigError
 from rewarm.geometry.fields import read_config
@@ -41,10 +41,7 @@ OVERRIDES = (
 
 def installed_version() -> str | None:
     """The version of SGLang here; None without one. Imports nothing."""
-    try:
-        return importlib.metadata.version("sglang")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return version_of("sglang")
 
 
 def check_version(version: str) -> str:

@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rewarm.connectors.common import Failures
 from rewarm.connectors.transformers import layers, prompts
 from rewarm.connectors.transformers.identity import check_model, namespace_of, stamp
 from rewarm.errors import ConfigError, MisuseError
 from rewarm.geometry.parallel import BLOCK_TOKENS_MAX
-from rewarm.store.contract import GOOD_OUTCOMES, Stats, Store, Transfer
+from rewarm.store.contract import Stats, Store, Transfer
 from rewarm.tiers.opening import open_tier
 from rewarm.units import parse_duration
 
@@ -81,7 +82,7 @@ class PrefixCache:
         self._store: Store = open_tier(url, namespace=self.namespace, block_tokens=block_tokens)
         self._saving: deque[Transfer] = deque()
         self._count: Counter[str] = Counter()
-        self._lost: Counter[str] = Counter()
+        self._failures = Failures(log)
 
     # The obvious way.
 
@@ -147,7 +148,7 @@ class PrefixCache:
             prompt_tokens=self._count["prompt_tokens"],
             restored_tokens=self._count["restored_tokens"],
             kept_blocks=self._count["kept"],
-            lost=dict(self._lost),
+            lost=dict(self._failures.counts),
             store=self._store.stats(),
         )
 
@@ -233,7 +234,7 @@ class PrefixCache:
             return regions
         for (row, at, block), ok in zip(wanted, good, strict=True):
             held[row][at][block] &= ok
-        self._note("load", transfer)
+        self._failures.note_outcomes("load", transfer.outcomes)
         return None
 
     # Keeping.
@@ -257,14 +258,7 @@ class PrefixCache:
         while self._saving and (timeout_s is None or self._saving[0].done()):
             transfer = self._saving.popleft()
             self._count["kept"] += sum(transfer.wait())
-            self._note("save", transfer)
-
-    def _note(self, verb: str, transfer: Transfer) -> None:
-        causes = Counter(f"{verb} {outcome}" for outcome in transfer.outcomes if outcome not in GOOD_OUTCOMES)
-        if causes:
-            self._lost.update(causes)
-            what = ", ".join(f"{count} of {cause}" for cause, count in sorted(causes.items()))
-            log.warning("rewarm: blocks not restored or not kept, they will be computed: %s", what)
+            self._failures.note_outcomes("save", transfer.outcomes)
 
     # What must not have changed.
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.metadata
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from rewarm.connectors.common import version_of
 from rewarm.connectors.vllm.identity import NAMED_SCHEMA, plain_config
 from rewarm.errors import ConfigError
 from rewarm.geometry.fingerprint import SAMPLE_BYTES
@@ -25,10 +25,9 @@ MOVING_ROPE = ("dynamic", "longrope")
 
 def engine_version() -> str:
     """The version of Transformers here. Raises `ConfigError` without one, or with another major version than ours."""
-    try:
-        version = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        raise ConfigError("Transformers is not installed here; install Rewarm into its environment") from None
+    version = version_of("transformers")
+    if version is None:
+        raise ConfigError("Transformers is not installed here; install Rewarm into its environment")
     if version.partition(".")[0] not in SUPPORTED:
         raise ConfigError(f"Transformers {version} is not supported by this Rewarm; supported: {', '.join(SUPPORTED)}")
     return version

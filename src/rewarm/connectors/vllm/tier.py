@@ -11,7 +11,6 @@ the engine is started anew: its namespace names the weights that were there at t
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 import msgspec
 
 import rewarm.tiers.opening
+from rewarm.connectors.common import check_names
 from rewarm.connectors.vllm.choosing import NOTHING, Chooser, Prompt, Shape
 from rewarm.connectors.vllm.identity import Identity, engine_namespace, named_namespace, short_digest
 from rewarm.connectors.vllm.metrics import definitions, observe
@@ -231,13 +231,7 @@ def _never(key: bytes) -> bool:
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for an unknown or missing key of the tier's configuration."""
-    for name in options:
-        if name not in OPTIONS:
-            near = difflib.get_close_matches(name, OPTIONS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(OPTIONS[:-1])}"
-            raise ConfigError(f"unknown option {name!r} of the tier RewarmTier; {hint}")
-    if not options.get("url"):
-        raise ConfigError('the tier RewarmTier needs "url", for example "file:///mnt/nvme0/kv?capacity=2TiB"')
+    check_names(options, OPTIONS[:-1], "the tier RewarmTier", OPTIONS[-1:])
 
 
 def try_one_block(store: Store, rows: Rows, timeout_s: float) -> bool:
