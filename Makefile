@@ -23,9 +23,9 @@ demo: $(VENV)/.core ## the main job on this machine's disk, in two minutes and a
 test: $(VENV)/.dev ## the quick suite, under three minutes on two cores
 	@$(BIN)/python -m pytest -q
 
-coverage: $(VENV)/.dev ## branch coverage of the store, quick and crash suites; below 95 % fails
-	@$(BIN)/python -m pytest -q -m 'crash or not (engine or lmcache or sglang or transformers or lab or soak or scale or browser)' \
-	    tests/store --cov=rewarm.store --cov-branch --cov-report=term:skip-covered --cov-fail-under=95
+coverage: $(VENV)/.dev ## branch coverage of the store by its quick tests, three minutes; below 95 % fails
+	@$(BIN)/python -m pytest -q tests/store tests/report/test_metrics.py --cov=rewarm.store --cov-branch \
+	    --cov-report=term:skip-covered --cov-fail-under=95
 
 check: lint types test ## everything a change must pass
 
@@ -78,7 +78,7 @@ install: $(VENV)/.core ## the package alone, into .venv
 dev: $(VENV)/.dev ## the package and the tools of this Makefile, into .venv
 
 clean: ## remove the environments, caches and build results
-	rm -rf $(VENV) .venv-* build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-* build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.core: pyproject.toml | $(VENV)/.made

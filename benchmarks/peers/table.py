@@ -78,6 +78,15 @@ def line(name: str, row: Row | str, reference: Row | None) -> str:
     )
 
 
+def against(ours: str, what: str, theirs: Sequence[str], rows: dict[str, Row]) -> str:
+    """One line that sets a row of ours against the fastest of theirs, paired by round."""
+    ran = [name for name in theirs if name in rows]
+    if ours not in rows or not ran:
+        return f"* no rows to compare Rewarm {ours} with the best {what}"
+    best = max(ran, key=lambda name: median(rows[name].rates))
+    return f"* Rewarm {ours} reads at {ratio(rows[ours].rates, rows[best].rates):.2f} x the best {what}, {best}"
+
+
 def best_of_families(families: dict[str, str], rows: dict[str, Row]) -> list[str]:
     """For each family the name with the highest median rate, in the order of the families; shape {name: family}."""
     best: dict[str, str] = {}

@@ -41,7 +41,7 @@ def assert_nothing_is_left(scratch: Path) -> None:
 def test_every_case_of_the_short_form_holds_and_nothing_is_left(tmp_path: Path) -> None:
     faulthandler.cancel_dump_traceback_later()  # This one takes longer than a test that hangs.
     with start(tmp_path, "--short") as lab:
-        printed, errors = lab.communicate(timeout=900)
+        printed, errors = lab.communicate(timeout=1000)
     if lab.returncode == CANNOT_BE_BUILT:
         pytest.skip(f"no guest can be built here: {errors.strip() or printed.strip()}")
     print(printed)

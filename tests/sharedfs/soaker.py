@@ -24,10 +24,10 @@ from rewarm.store.devices.base import READ, SYNC, WRITE, Device
 from rewarm.store.file import FileStore
 from rewarm.store.opening import open_store
 from rewarm.testing import FaultyDevice, make_keys, payload
-from rewarm.testing.faulty import Fault, bit_flip, failure, late, short, stall, torn_write
+from rewarm.testing.faulty import Fault, Kind, bit_flip, failure, late, short, stall, torn_write
 
 BATCH_BLOCKS = 6
-BLOCK_BYTES = 16 << 10
+BLOCK_BYTES = 48 << 10
 WAIT_S = 30.0
 """A caller's own time-out, which bounds every verdict whatever hangs."""
 
@@ -117,15 +117,33 @@ class Soaker:
 
     def save(self) -> None:
         """Save a batch of one's own, and tell the others."""
-        batch, start_s = f"{self._name}.{self._number}", time.monotonic()
+        batch, start_s, before = f"{self._name}.{self._number}", time.monotonic(), self._writer_id()
+        stalled = self._stalled_writes()
         self._number += 1
         keys = batch_keys(batch)
         transfer = self.store.save(keys, [payload(key, BLOCK_BYTES) for key in keys])
         called_s = time.monotonic()
         good = transfer.wait(WAIT_S)
-        self.note("save", start_s, called=called_s, outcomes=Counter(map(str, transfer.outcomes)))
+        self.note(
+            "save",
+            start_s,
+            called=called_s,
+            outcomes=Counter(map(str, transfer.outcomes)),
+            late=before is not None and self._writer_id() != before,
+            stalled=self._stalled_writes() > stalled,
+            evicted_segments=self.store.stats().evicted_segments,
+        )
         if all(good):
             os.write(self._writing, f"{batch}\n".encode())
+
+    def _writer_id(self) -> str | None:
+        """The writer that this process writes under now; a late one is left for another."""
+        writer = self.store._writes.appender.writer
+        return writer.id if writer else None
+
+    def _stalled_writes(self) -> int:
+        """Writes and syncs that were made to stall so far."""
+        return self.devices[1].injected[Kind.STALL]
 
     def look(self) -> None:
         """Which batches of the board are visible here, and since when."""
@@ -177,7 +195,7 @@ class Soaker:
     def evict(self) -> None:
         """Make some room, as an administrator would."""
         start_s = time.monotonic()
-        self.note("evict", start_s, freed=self.store.evict(self.store.stats().capacity_bytes * 3 // 4))
+        self.note("evict", start_s, freed=self.store.evict(self.store.stats().capacity_bytes * 7 // 8))
 
 
 def main() -> None:

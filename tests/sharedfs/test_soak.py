@@ -72,6 +72,8 @@ class Tally:
     due: Counter[str] = field(default_factory=Counter)
     in_trouble: Counter[str] = field(default_factory=Counter)
     saves: Counter[str] = field(default_factory=Counter)
+    timed_out: Counter[str] = field(default_factory=Counter)
+    evicted_segments: int = 0
     failures: list[str] = field(default_factory=list)
     wrong: int = 0
     evicted_meanwhile: int = 0
@@ -226,9 +228,13 @@ class Soak:
         """Add everything up."""
         for path in sorted(self.folder.glob("*.jsonl")):
             process = path.name.split("-")[0]
+            evicted = 0
             for line in path.read_text().splitlines():
                 with contextlib.suppress(json.JSONDecodeError):  # the last line of a killed process
-                    self._add(process, json.loads(line))
+                    one = json.loads(line)
+                    self._add(process, one)
+                    evicted = one.get("evicted_segments", evicted)
+            self.tally.evicted_segments += evicted
 
     def _add(self, process: str, one: dict[str, Any]) -> None:
         tally, verb = self.tally, one["verb"]
@@ -250,6 +256,8 @@ class Soak:
                     )
         if verb == "save":
             tally.saves.update(one["outcomes"])
+            why = "in trouble" if trouble else "stalled" if one["stalled"] else "late" if one["late"] else "busy"
+            tally.timed_out[why] += one["outcomes"].get("timed_out", 0)
         elif verb == "load":
             tally.wrong += one["wrong"]
             tally.evicted_meanwhile += one["evicted"]
@@ -271,6 +279,7 @@ class Soak:
             f"blocks due {tally.due.total()}: {dict(+tally.due)}, {tally.share():.2%} hits; wrong bytes {tally.wrong}",
             f"blocks asked for while cut off, hung or stopped: {dict(tally.in_trouble)}",
             f"blocks evicted between look-up and load {tally.evicted_meanwhile}; saves {dict(tally.saves)}",
+            f"saves timed out, by why: {dict(+tally.timed_out)}; {tally.evicted_segments} segments evicted by savers",
             f"longest load {tally.longest_s['load']:.1f} s, save {tally.longest_s['save']:.1f} s; "
             f"{tally.left_behind} closed with requests left in the kernel",
             f"at most {tally.used_bytes_max >> 20} MiB used of {CAPACITY >> 20}",

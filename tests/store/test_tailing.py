@@ -123,6 +123,19 @@ def test_a_writer_that_goes_takes_its_blocks_along(tmp_path: Path) -> None:
         assert not other.lookup(keys).mask.any()
 
 
+def test_own_blocks_go_with_their_directory_before_the_first_refresh(tmp_path: Path) -> None:
+    keys = make_keys(3)
+    with open_pool(tmp_path) as store:
+        assert save(store, keys) == [Outcome.STORED] * 3
+        (own,) = os.listdir(tmp_path / "writers")
+        (tmp_path / "writers" / own).rename(tmp_path / "aside")
+        store.refresh()
+        assert not store.lookup(keys).mask.any()
+        (tmp_path / "aside").rename(tmp_path / "writers" / own)
+        store.refresh()
+        assert load(store, keys) == [HIT] * 3, "it may come back with its mount"
+
+
 def test_a_log_that_cannot_be_read_is_said_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = make_keys(5)
     with open_pool(tmp_path) as one, open_pool(tmp_path) as other:

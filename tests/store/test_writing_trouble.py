@@ -194,7 +194,9 @@ def test_a_defect_in_a_command_is_for_who_asked(faulty: FaultyStore) -> None:
     assert save(faulty.store, make_keys(1), SIZE) == [STORED]
 
 
-def test_a_device_that_fails_as_a_whole_is_said(faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fails_as_a_whole_is_said(
+    faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     save(faulty.store, make_keys(1), SIZE)
 
     def refuse(*_: object) -> None:
@@ -204,6 +206,7 @@ def test_a_device_that_fails_as_a_whole_is_said(faulty: FaultyStore, monkeypatch
         patch.setattr(faulty.writes, "submit", refuse)
         assert save(faulty.store, make_keys(1, "more"), SIZE) == [LOST]
     assert "rewarm-write: the ring is gone" in faulty.store.stats().notes
+    assert "rewarm-write: the ring is gone; " in caplog.text
 
 
 def test_a_mount_that_fails_a_close_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

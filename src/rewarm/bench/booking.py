@@ -32,7 +32,7 @@ def book_wave(
 ) -> Cell:
     """The cell of a wave on target `name`; `lengths` are the blocks of a session in bytes. Its ceiling share is
     left open. A request that missed a block, or got a wrong one, has an infinite time to first token."""
-    restores = wave.restores
+    restores, bytes_per_session = wave.restores, sum(lengths)
     restored_tokens = job.tokens // job.block_tokens * job.block_tokens
     payload_bytes = sum(restore.hit_bytes for restore in restores)
     claim = Claim(payload=payload_bytes, padding=wave.padding_bytes, log=wave.log_bytes)
@@ -52,7 +52,7 @@ def book_wave(
         ttft_s=percentiles(times_to_first_token(requests)),
         modelled_s=modelled_s,
         seconds=wave.seconds,
-        restored_tokens_per_s=rate / sum(lengths) * restored_tokens,
+        restored_tokens_per_s=rate / bytes_per_session * restored_tokens,
         read_bytes_per_s=rate,
         ceiling_share=None,  # known when the last ceiling is
         cpu_s_per_gb=wave.counted.cpu_s / payload_bytes * 1e9 if payload_bytes else None,
@@ -72,7 +72,7 @@ def book_wave(
             device=wave.counted.device_read_bytes,
         ),
         device=wave.device,
-        recompute=prefiller.wave(len(restores), restored_tokens, job.new_tokens, sum(lengths))
+        recompute=prefiller.wave(len(restores), restored_tokens, job.new_tokens, bytes_per_session)
         if job.shape == "wave"
         else None,
         requests=requests,

@@ -36,6 +36,8 @@ class Scratch:
         self.path = parent / f"{PREFIX}{secrets.token_hex(6)}"
 
     def __enter__(self) -> Self:
+        if self._parent.exists() and not self._parent.is_dir():
+            raise ConfigError(f"{self._parent} is no directory; raw pools (block:) cannot be measured by bench yet")
         if not self._parent.is_dir():
             raise ConfigError(f"no such directory: {self._parent}; create it, or give one on the medium to measure")
         try:

@@ -75,6 +75,8 @@ def _concerns(config: Config, location: PoolLocation) -> list[Concern]:
     concerns: list[Concern] = []
     devices: dict[int, str] = {}
     for (name, drive), size in zip(location.media(), [*sizes, None], strict=False):
+        if drive.scheme == "block":
+            continue  # `capacities` has read its header.
         if drive.scheme != "file":
             concerns.append(Concern(name, "keeps its blocks in this process's memory, and loses them with it"))
             continue

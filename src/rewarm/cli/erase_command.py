@@ -16,6 +16,8 @@ from rewarm.cli.render import print_struct
 from rewarm.errors import ConfigError
 from rewarm.store.contract import resolve_namespace
 from rewarm.store.inspection import NamespaceFacts, inspect_pool
+from rewarm.store.opening import parse_url
+from rewarm.store.raw.inspection import inspect_raw
 
 DIGEST_PREFIX_MIN = 8
 """Fewer leading digits of a digest are too easily a slip of the pen."""
@@ -51,7 +53,7 @@ def command(output: Output, url: str, namespace: str, yes: bool) -> None:
     """Remove every block of one namespace from the pool at URL; `rewarm inspect` lists the namespaces."""
     require_pool(url)
     with output.progress("reading logs"):
-        there = [one for medium in media_urls(url) for one in inspect_pool(medium).namespaces]
+        there = [one for medium in media_urls(url) for one in _namespaces(medium)]
         found = find_namespace(namespace, merged(there), url)
     if not yes:
         _ask(found, url)
@@ -60,6 +62,13 @@ def command(output: Output, url: str, namespace: str, yes: bool) -> None:
         freed = store.erase()
     result = Erased(found.describe, found.digest, found.blocks, freed)
     output.answer(result, lambda console: print_struct(console, result))
+
+
+def _namespaces(url: str) -> list[NamespaceFacts]:
+    location = parse_url(url)
+    if location.scheme != "block":
+        return inspect_pool(url).namespaces
+    return [NamespaceFacts(digest, "", 1, count) for digest, count in inspect_raw(location.path).namespaces.items()]
 
 
 def merged(known: list[NamespaceFacts]) -> list[NamespaceFacts]:

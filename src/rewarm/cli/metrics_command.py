@@ -16,6 +16,7 @@ from rewarm.cli.pools import media_urls, require_pool
 from rewarm.errors import ConfigError, StorageError
 from rewarm.store.inspection import Inspection, inspect_pool
 from rewarm.store.metrics import Family, pool_families
+from rewarm.tiers.opening import media_of
 
 FRESH_S = 10.0
 """An inspection reads all logs of a pool; scrapes that come sooner than this get the last one again."""
@@ -38,6 +39,9 @@ def command(output: Output, urls: Sequence[str], listen: str | None, textfile: s
         raise ConfigError("give --listen or --textfile, not both")
     for url in urls:
         require_pool(url)
+        raw = next((name for name, location in media_of(url) if location.scheme == "block"), None)
+        if raw is not None:
+            raise ConfigError(f"metrics does not read raw pools ({raw}); rewarm inspect {raw} shows what one holds")
     pools = Pools([medium for url in urls for medium in media_urls(url)])
     if listen is not None:
         _serve(output, listen, pools)

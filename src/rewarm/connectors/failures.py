@@ -6,6 +6,7 @@ A lost medium fails thousands of blocks a second; an engine's log shows what the
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -17,11 +18,12 @@ LOG_INTERVAL_S = 5.0
 
 
 class Failures:
-    """Counts of blocks by verb and cause, for one connector; for threads that do not mind a count told a line late."""
+    """Counts of blocks by verb and cause, for one connector, from any thread."""
 
     def __init__(self, log: logging.Logger) -> None:
         self.counts: Counter[str] = Counter()
         self._log = log
+        self._lock = threading.Lock()
         self._unlogged: Counter[str] = Counter()
         self._logged_s = -LOG_INTERVAL_S
 
@@ -31,10 +33,11 @@ class Failures:
 
     def note(self, causes: Mapping[str, int]) -> None:
         """Count blocks by cause, and log what has come together since the last line."""
-        self.counts.update(causes)
-        self._unlogged.update(causes)
-        if self._unlogged and time.monotonic() - self._logged_s >= LOG_INTERVAL_S:
-            self._logged_s, causes = time.monotonic(), self._unlogged
-            self._unlogged = Counter()
-            what = ", ".join(f"{count} of {cause}" for cause, count in sorted(causes.items()))
-            self._log.warning("rewarm: blocks not restored or not stored, they will be computed: %s", what)
+        with self._lock:
+            self.counts.update(causes)
+            self._unlogged.update(causes)
+            if not self._unlogged or time.monotonic() - self._logged_s < LOG_INTERVAL_S:
+                return
+            self._logged_s, unlogged, self._unlogged = time.monotonic(), self._unlogged, Counter()
+        what = ", ".join(f"{count} of {cause}" for cause, count in sorted(unlogged.items()))
+        self._log.warning("rewarm: blocks not restored or not stored, they will be computed: %s", what)

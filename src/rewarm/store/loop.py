@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import numpy as np
 from rewarm.errors import MisuseError, StorageError
 from rewarm.store.contract import Outcome
 from rewarm.store.devices.base import Completions, Device, Operations, Registers
+
+log = logging.getLogger("rewarm.store")
 
 TICK_S = 0.05
 """Longest wait before the loop looks at deadlines."""
@@ -241,6 +244,7 @@ class IoLoop(abc.ABC, Generic[Job]):
         with self._lock:
             self.broken = why
             jobs, self._inbox = self._inbox, []
+        log.error("%s; the store answers nothing more by this loop until it is opened anew", why)
         for job in jobs:
             if isinstance(job, Errand):
                 job.fail(why)

@@ -64,9 +64,10 @@ class Tailer:
     def refresh(self) -> None:
         """Read everything new once. I/O errors leave a log for the next pass, and are counted. Raises `OSError`."""
         with self._locked():
+            own = self._own_with_blocks()  # before the listing: one that comes into being meanwhile is not in it
             present = self._shared.pool.writer_ids()
-            for writer in set(self._tails) - set(present):
-                self._forget_writer(self._tails[writer])
+            for writer in (set(self._tails) | own) - set(present):
+                self._forget_writer(self._tails.setdefault(writer, LogTail(writer)))
             self._suspects |= self.doubts.due()
             while self._suspects:
                 writer, number = self._suspects.pop()
@@ -82,6 +83,11 @@ class Tailer:
                 else:
                     unreadable += not self._read(tail)
             self.unreadable_logs = unreadable
+
+    def _own_with_blocks(self) -> set[str]:
+        """This handle's own writers that have published something, whether a pass has met them or not."""
+        table = self._shared.segments
+        return {writer for writer in set(self.own_writers) if any(one.indexed for one in table.of_writer(writer))}
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

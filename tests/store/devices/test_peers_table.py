@@ -64,3 +64,13 @@ def test_the_best_of_a_family_has_the_highest_median(table: ModuleType) -> None:
     families = {"c": "C", "a": "ours", "b": "ours", "absent": "theirs"}
     rows = {"a": row(1.0, 9.0, 2.0), "b": row(3.0, 3.0, 3.0), "c": row(5.0)}
     assert table.best_of_families(families, rows) == ["c", "b"]
+
+
+def test_a_row_stands_against_the_fastest_of_theirs(table: ModuleType) -> None:
+    def row(*rates: float) -> object:
+        return table.Row(rates, 0.0, 0.0, 0.0, 1.0, 1.0, 1)
+
+    rows = {"a": row(6.0, 4.0), "x": row(2.0, 4.0), "y": row(1.0)}
+    assert table.against("a", "peer", ("y", "x", "absent"), rows) == "* Rewarm a reads at 2.00 x the best peer, x"
+    assert "no rows" in table.against("a", "peer", ("absent",), rows)
+    assert "no rows" in table.against("absent", "peer", ("x",), rows)

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from tests.store.raw.devices import make_file
 
 from rewarm.store.contract import Store
 from rewarm.store.opening import open_store
-from rewarm.store.raw.formatting import format_device
-from rewarm.store.raw.header import LOG_OFFSET, plan_header
 from rewarm.testing import StoreTests
-
-
-def make_file(path: Path, capacity_bytes: int, host: str = "") -> Path:
-    """A formatted fixed file whose slots hold `capacity_bytes`."""
-    size = LOG_OFFSET + capacity_bytes + (capacity_bytes >> 3)
-    while plan_header(size, bytes(16), "", slot_bytes=capacity_bytes // 32).capacity_bytes > capacity_bytes:
-        size -= capacity_bytes // 32
-    with path.open("wb") as file:
-        file.truncate(size)
-    format_device(str(path), slot_bytes=capacity_bytes // 32, host=host)
-    return path
 
 
 @pytest.mark.crash

@@ -20,6 +20,8 @@ from rewarm.store.raw.slots import read_header
 CLAIM_PERIODS = 2
 NOBODY = bytes(16)
 CLAIM_ATTEMPTS = 3
+LOCK_ATTEMPTS = 50
+LOCK_PAUSE_S = 0.02
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -58,8 +60,17 @@ def _is_free(media: Media, observed: Header, terms: Terms, *, locked: bool) -> b
     if observed.owner == NOBODY:
         return True
     if observed.node == terms.node:
-        return locked
+        return locked or _lock_late(media)
     return is_silent(media, observed)
+
+
+def _lock_late(media: Media) -> bool:
+    """Ask again for the lock of this machine: what a killed process had in the kernel keeps it for a moment."""
+    for _ in range(LOCK_ATTEMPTS):
+        time.sleep(LOCK_PAUSE_S)
+        if media.lock():
+            return True
+    return False
 
 
 def is_silent(media: Media, observed: Header) -> bool:

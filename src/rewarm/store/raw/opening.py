@@ -11,7 +11,7 @@ from rewarm.store.devices.select import choose_for_file
 from rewarm.store.layout import PAGE
 from rewarm.store.pool import host_id
 from rewarm.store.raw.header import HEADER_OFFSETS, Header, newest, other_version
-from rewarm.store.raw.lease import Terms
+from rewarm.store.raw.lease import NOBODY, Terms
 from rewarm.store.raw.media import Media, node_of, resolve, tries_direct
 from rewarm.store.raw.owner import Owner
 from rewarm.store.raw.sharing import release, share
@@ -64,8 +64,8 @@ def open_raw_store(
     choice = choose_for_file(real, direct=tries_direct(real, block), prefer=settings.device)
     name = host or host_id()
     owner: Owner | None = None
+    terms = Terms(node_of(real, name), settings.poll_s, settings.lease_s, settings.poll_s)
     if role == "owner" or (role == "auto" and name == header.home):
-        terms = Terms(node_of(real, name), settings.poll_s, settings.lease_s, settings.poll_s)
         try:
             owner = share(real, terms, direct=choice.direct)
         except OSError as error:
@@ -73,10 +73,24 @@ def open_raw_store(
                 raise StorageError(f"{path} cannot be owned: {error.strerror or error}") from error
         if owner is None and role == "owner":
             raise PoolInUse(f"{path} is owned by {facts_of(path).node.split('/')[0] or 'somebody else'}, who lives")
+
+    def own_again(found: Header) -> Owner | None:
+        """Never from another host, dead or not: to find out takes its lease, and the log must be followed meanwhile."""
+        free = found.owner == NOBODY or found.node == terms.node
+        return share(real, terms, direct=choice.direct) if free else None
+
     try:
         media = Media(real, writable=False, direct=choice.direct)
         return RawStore(
-            media, header, choice, settings, namespace, owner, wrap_reads=wrap_reads, wrap_writes=wrap_writes
+            media,
+            header,
+            choice,
+            settings,
+            namespace,
+            owner,
+            own_again=own_again,
+            wrap_reads=wrap_reads,
+            wrap_writes=wrap_writes,
         )
     except (OSError, StorageError) as error:
         if owner:

@@ -257,10 +257,14 @@ class Owner:
         return self.header.slots - len(self.table.used)
 
     def _free_slot(self) -> int | None:
-        """A free slot, one never used first, else the one freed longest ago, once its grace period is over."""
+        """A free slot, one never used first, else the one freed longest ago, once its grace period is over.
+
+        Of equals any: what a former owner may still write lies in a slot that it chose itself.
+        """
         free = [number for number in range(self.header.slots) if number not in self.table.used]
         if not free:
             return None
+        secrets.SystemRandom().shuffle(free)
         number = min(free, key=lambda number: self._freed_s.get(number, 0.0))
         wait_s = self._freed_s.get(number, -self.grace_s) + self.grace_s - time.monotonic()
         if wait_s > 0:

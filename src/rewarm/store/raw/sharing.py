@@ -25,6 +25,8 @@ def share(path: str, terms: Terms, *, direct: bool) -> Owner | None:
         if owner is not None and not owner.lost:
             _owners[key] = owner, handles + 1
             return owner
+        if owner is not None:
+            owner.close()  # Its lock on the device must not keep its successor out.
         media = Media(path, writable=True, direct=direct)
         try:
             header = acquire(media, terms)

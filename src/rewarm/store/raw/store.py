@@ -58,6 +58,7 @@ class RawStore:
         namespace: object,
         owner: Owner | None,
         *,
+        own_again: Callable[[Header], Owner | None] = lambda _: None,
         wrap_reads: Callable[[Device], Device] = lambda device: device,
         wrap_writes: Callable[[Device], Device] = lambda device: device,
     ) -> None:
@@ -76,6 +77,7 @@ class RawStore:
         self.io_deadline_s = settings.io_deadline_s
         self.files = FileCache(read_flags(choice.direct), opener=open_raw)
         self._owner = owner
+        self._own_again = own_again
         self._media = media
         self._header = header
         self._table = SlotTable(header)
@@ -157,8 +159,17 @@ class RawStore:
             try:
                 self.catch_up()
                 self._unreadable = ""
+                if self._owner and self._owner.lost:
+                    self._replace_owner(self._owner)
             except OSError as error:
                 self._unreadable = f"the log could not be read: {error}"
+
+    def _replace_owner(self, lost: Owner) -> None:
+        """This process was too late: become the owner anew, where nobody else has. Raises `OSError`."""
+        fresh = self._own_again(self._tail.header or self._header)
+        if fresh:
+            self._owner = fresh
+            release(lost)
 
     # The data path.
 

@@ -1,0 +1,35 @@
+"""Fixed files as raw pools for tests: small ones, formatted for a host, opened as that host or as another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from rewarm.store.opening import open_store
+from rewarm.store.raw.formatting import format_device
+from rewarm.store.raw.header import LOG_OFFSET, plan_header
+from rewarm.store.raw.store import RawStore
+
+WAITS = "poll=20ms&lease=6s"
+"""An owner must not be late on a busy machine: it stops saving half a lease after it last counted."""
+
+SHORT_WAITS = "poll=20ms&lease=2s"
+"""Where a test waits for the end of a lease."""
+
+
+def make_file(path: Path, capacity_bytes: int, host: str = "") -> Path:
+    """A formatted fixed file whose 32 slots hold `capacity_bytes`."""
+    slot = capacity_bytes // 32
+    size = LOG_OFFSET + capacity_bytes + (capacity_bytes >> 3)
+    while plan_header(size, bytes(16), "", slot_bytes=slot).capacity_bytes > capacity_bytes:
+        size -= slot
+    with path.open("wb") as file:
+        file.truncate(size)
+    format_device(str(path), slot_bytes=slot, host=host)
+    return path
+
+
+def open_as(path: Path, host: str, options: str = "", namespace: object = "raw", waits: str = WAITS) -> RawStore:
+    """Open a raw pool as a host of that name."""
+    url = f"block://{path}?host={host}&{waits}{options}"
+    return cast(RawStore, open_store(url, namespace=namespace))
