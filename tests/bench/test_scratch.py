@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -49,6 +50,30 @@ def test_it_goes_away_whatever_ended_the_run(tmp_path: Path, error: type[BaseExc
     with pytest.raises(error), Scratch(tmp_path, lambda text: None):
         raise error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["bytes_under", "shutil.rmtree", "format_size"])
+def test_the_first_interruption_may_come_while_it_goes_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    real, calls = pkgutil.resolve_name(f"rewarm.bench.scratch.{step}"), []
+
+    def interrupted(*args: object, **options: object) -> object:
+        calls.append(args)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    said: list[str] = []
+    scratch = Scratch(tmp_path, said.append)
+    with scratch:
+        (scratch.path / "data").write_bytes(bytes(10))
+        monkeypatch.setattr(f"rewarm.bench.scratch.{step}", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scratch.remove()
+    assert list(tmp_path.iterdir()) == []
+    assert len(said) == 1
+    assert said[0].startswith(f"removed {scratch.path}")
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -126,16 +127,15 @@ def main(descriptor: int) -> None:
     """Serve until the socket closes."""
     connection = Connection(descriptor)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    try:
+    with contextlib.suppress(EOFError, ConnectionError):  # the run has ended, or was interrupted while we answer
         task = msgspec.json.decode(connection.recv_bytes(), type=Task)
         if os.getppid() != task.parent:
             return  # it went before we could ask to be told
-        with ExitStack() as stack:
-            _serve(connection, task, stack)
-    except EOFError:
-        return
-    except RewarmError as error:
-        _send(connection, Failed(str(error), isinstance(error, ConfigError)))
+        try:
+            with ExitStack() as stack:
+                _serve(connection, task, stack)
+        except RewarmError as error:
+            _send(connection, Failed(str(error), isinstance(error, ConfigError)))
 
 
 def _serve(connection: Connection, task: Task, stack: ExitStack) -> None:

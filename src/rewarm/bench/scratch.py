@@ -57,13 +57,20 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove the directory and all that is in it; harmless when it is gone."""
+        try:
+            self._remove()
+        except KeyboardInterrupt:  # the run was over, and this the first interruption: the next ones wait for us
+            self._remove()
+            raise
+
+    def _remove(self) -> None:
         size = bytes_under(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
             left = self.path.exists()
             self._tell(f"could not remove {self.path}" if left else f"removed {self.path} ({format_size(size)})")
+            os.close(self._lock)
+            self._lock = -1
 
 
 def sweep(parent: Path) -> list[Path]:
