@@ -1,14 +1,17 @@
 """The raw protocol in the small, every interleaving: an owner, its heir, a reader; it breaks without any one rule.
 
 The owner may pause between its check of the lease and its writes, and die at every step. One slot is used twice.
+Who owns at all is explored in the scenes of `owning`.
 """
 
 from __future__ import annotations
 
 import pytest
 from tests.store.model.explorer import Actor, Blocked, Scene, State, Step, explore
+from tests.store.raw import owning
 
 RULES = {
+    **owning.RULES,
     "2": "only the half that the header names counts",
     "3": "a new half is complete before the header names it",
     "7": "an eviction is announced, and the slot written again only after readers have polled",
@@ -146,7 +149,7 @@ def rolling(rules: frozenset[str]) -> Scene:
     return Scene([owner, reader(rules)], begin(sound=False), [right, kept])
 
 
-SCENES = (reuse, late, stale, rolling)
+SCENES = (reuse, late, stale, rolling, *owning.SCENES)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
