@@ -1,9 +1,16 @@
-"""Fixed files as raw pools for tests: small ones, formatted for a host, opened as that host or as another."""
+"""Raw pools for tests on fixed files and loop devices: small, formatted for a host, opened as that host or another."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
+
+import pytest
 
 from rewarm.store.opening import open_store
 from rewarm.store.raw.formatting import format_device
@@ -33,3 +40,20 @@ def open_as(path: Path, host: str, options: str = "", namespace: object = "raw",
     """Open a raw pool as a host of that name."""
     url = f"block://{path}?host={host}&{waits}{options}"
     return cast(RawStore, open_store(url, namespace=namespace))
+
+
+@contextlib.contextmanager
+def loop_over(backing: Path) -> Iterator[Path]:
+    """A loop device over a file, detached at the end; skips where this user may not make one."""
+    if shutil.which("losetup") is None or os.geteuid():
+        pytest.skip("loop devices need losetup and root")
+    made = subprocess.run(
+        ["losetup", "--show", "--find", str(backing)], capture_output=True, text=True, timeout=30, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"no loop device here: {made.stderr.strip()}")
+    device = made.stdout.strip()
+    try:
+        yield Path(device)
+    finally:
+        subprocess.run(["losetup", "--detach", device], timeout=30, check=True)

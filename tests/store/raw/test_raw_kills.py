@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.store.raw.devices import make_file, open_as
+from tests.store.raw.devices import loop_over, make_file, open_as
 from tests.store.raw.life import batch_of, size_of
 
-from rewarm.errors import PoolInUse
 from rewarm.store.contract import Outcome
 from rewarm.store.raw.formatting import format_device
 from rewarm.testing.kit.base import load
@@ -23,21 +20,6 @@ from rewarm.testing.kit.base import load
 pytestmark = pytest.mark.crash
 ROOT = Path(__file__).resolve().parents[3]
 CAPACITY = 64 << 20
-
-
-@pytest.fixture
-def loop_device(tmp_path: Path) -> Iterator[Path]:
-    """A loop device over a file; skipped where this user may not make one."""
-    backing = tmp_path / "backing"
-    with backing.open("wb") as file:
-        file.truncate(80 << 20)
-    if shutil.which("losetup") is None or os.geteuid():
-        pytest.skip("loop devices need losetup and root")
-    made = subprocess.run(["losetup", "--show", "-f", str(backing)], capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"no loop device here: {made.stderr.strip()}")
-    yield Path(made.stdout.strip())
-    subprocess.run(["losetup", "-d", made.stdout.strip()], check=False)
 
 
 def start(path: Path, host: str, first: int) -> subprocess.Popen[str]:
@@ -78,18 +60,13 @@ def test_kills_on_a_file(tmp_path: Path) -> None:
     kill_and_look(make_file(tmp_path / "device", CAPACITY, "a"), 5)
 
 
-def test_kills_on_a_loop_device(loop_device: Path) -> None:
-    format_device(str(loop_device), host="a")
-    kill_and_look(loop_device, 3)
-
-
-def test_a_mounted_or_held_device_is_refused(loop_device: Path) -> None:
-    holder = os.open(loop_device, os.O_RDWR | os.O_EXCL)
-    try:
-        with pytest.raises(PoolInUse, match="held"):
-            format_device(str(loop_device), force=True)
-    finally:
-        os.close(holder)
+def test_kills_on_a_loop_device(tmp_path: Path) -> None:
+    backing = tmp_path / "backing"
+    with backing.open("wb") as file:
+        file.truncate(80 << 20)
+    with loop_over(backing) as device:
+        format_device(str(device), host="a")
+        kill_and_look(device, 3)
 
 
 def test_another_host_reads_while_owners_are_stopped_and_replaced(tmp_path: Path) -> None:
