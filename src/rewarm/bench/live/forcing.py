@@ -126,16 +126,19 @@ async def run_hook(name: str, command: str, tell: Callable[[str], None], limit_s
     What it starts in the background goes on. Raises `StorageError` when it fails or takes too long.
     """
     with tempfile.TemporaryFile() as output:  # not a pipe: what it starts may keep it open for ever
-        process = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True,
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                "/bin/sh", "-c", command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,
+            )
         )  # fmt: skip
         try:
             async with asyncio.timeout(limit_s):
-                code = await process.wait()
+                code = await (await asyncio.shield(starting)).wait()
         except TimeoutError:
             code = None
         finally:
+            process = await starting  # an interruption that comes while it starts must find its whole group, too
             if process.returncode is None:
                 await _end(process)
                 tell(f"stopped the restart command of {name} (process group {process.pid})")
