@@ -65,39 +65,38 @@ def choose_device(
     one only by being created. The same holds on a full disk. Raises `ConfigError` for an unknown `prefer` or a
     directory that does not exist, `StorageError` where no rung (or not the preferred one) works.
     """
-    if prefer != "auto" and prefer not in LADDER:
-        raise ConfigError(_unknown(prefer))
+    _check_known(prefer)
     path, sample_path = os.fspath(directory), None if sample is None else os.fspath(sample)
     found = medium.examine(path, writable=writable, sample=sample_path)
-    refusals = list(found.notes)
-    for name in LADDER if prefer == "auto" else (prefer,):
-        reason = (prefer == "auto" and _slower(name, found)) or _try(name, depth, path, found, sample_path)
-        if not reason:
-            return Choice(name, depth, found.direct, found.alignment, refusals, found.filesystem, found.network)
-        refusals.append(f"{name}: {reason}")
     wanted = "no device" if prefer == "auto" else f"device={prefer}"
-    raise StorageError(f"{wanted} works in {path} ({found.filesystem}): {'; '.join(refusals)}")
+    return _first_that_works(path, found, sample_path, prefer, depth, f"{wanted} works in {path} ({found.filesystem})")
 
 
 def choose_for_file(path: str, *, direct: bool, prefer: str = "auto", depth: int = 128) -> Choice:
     """Choose the device for one block device or file that is there, by reading it. Raises as `choose_device`."""
-    if prefer != "auto" and prefer not in LADDER:
-        raise ConfigError(_unknown(prefer))
+    _check_known(prefer)
     found = medium.examine_file(path, direct=direct)
+    return _first_that_works(path, found, path, prefer, depth, f"no device works on {path}")
+
+
+def _first_that_works(path: str, found: Medium, sample: str | None, prefer: str, depth: int, none: str) -> Choice:
+    """The first rung that works there, or the preferred one. Raises `StorageError` with `none` and every refusal."""
     refusals = list(found.notes)
     for name in LADDER if prefer == "auto" else (prefer,):
-        reason = (prefer == "auto" and _slower(name, found)) or _try(name, depth, path, found, path)
+        reason = (prefer == "auto" and _slower(name, found)) or _try(name, depth, path, found, sample)
         if not reason:
             return Choice(name, depth, found.direct, found.alignment, refusals, found.filesystem, found.network)
         refusals.append(f"{name}: {reason}")
-    raise StorageError(f"no device works on {path}: {'; '.join(refusals)}")
+    raise StorageError(f"{none}: {'; '.join(refusals)}")
 
 
-def _unknown(prefer: str) -> str:
+def _check_known(prefer: str) -> None:
     choices = ["auto", *LADDER]
+    if prefer in choices:
+        return
     near = difflib.get_close_matches(prefer, choices, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown device {prefer!r}; one of {', '.join(choices)}{hint}"
+    raise ConfigError(f"unknown device {prefer!r}; one of {', '.join(choices)}{hint}")
 
 
 def _slower(name: str, found: Medium) -> str:
