@@ -106,6 +106,12 @@ class Owner:
         """True when others may soon take this owner for dead, or have."""
         return self.lost or time.monotonic() - self._counted_s >= self.header.lease_ms / 1000 / LATE_SHARE
 
+    def _own_still(self) -> None:
+        """Raise `LostOwnership` where others may take this owner for dead: it writes nothing more."""
+        if self.late():
+            self.lost = True
+            raise LostOwnership
+
     def count(self) -> None:
         """Say that this owner lives, unless somebody else has become it."""
         with self.lock:
@@ -150,9 +156,7 @@ class Owner:
 
     def _append(self, kind: Kind, records: bytes, count: int, namespace: bytes = bytes(32), key_bytes: int = 0) -> None:
         """Write one frame; rolls before it where the half is full."""
-        if self.late():
-            self.lost = True
-            raise LostOwnership
+        self._own_still()
         if self._at + pages(len(records) + 2 * PAGE) > self.header.half_bytes:
             self._roll()
         self._write_frame(self._frame(kind, records, count, namespace, key_bytes))
@@ -243,9 +247,7 @@ class Owner:
         number = self._free_slot()
         if number is None:
             return None
-        if self.late():
-            self.lost = True
-            raise LostOwnership
+        self._own_still()
         at = self.header.slot_offset(number)
         generation = max(self.table.generations.get(number, 0), slot_generation(self.media.read(at, PAGE).data)) + 1
         self.media.write(at, encode_slot_header(self.header, number, generation))
