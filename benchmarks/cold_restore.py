@@ -1,14 +1,17 @@
 """Cold restore of one prefix against fio and a bare C ring: the same files, the same order, in one interleaved run.
 
     python benchmarks/cold_restore.py --bed /mnt/xfs-on-ram --bed /mnt/disk [--blocks 64KiB,1MiB] [--quick]
+    python benchmarks/cold_restore.py --bed /mnt/disk --size 512MiB --repeats 5 --rows rewarm,process,ring
 
-For each bed and block size: saves about 1 GiB, then in each round reads it with fio (io_uring, direct, iodepth 32),
-with the C ring (32 in flight, plain and registered buffers; built on the spot if a compiler and liburing are there) and
-with `Store.load`, which also verifies every block, and for comparison without its checksum. Then again beside a thread
+For each bed and block size: saves about 1 GiB (`--size`), then in each round reads it with fio (io_uring, direct,
+iodepth 32), with the C ring (32 in flight, plain and registered buffers; built on the spot if a compiler and liburing are there) and
+with `Store.load`, which also verifies every block, by its thread and by its I/O process (into shared memory), and for
+comparison by the thread without its checksum. Then again beside a thread
 that computes in Python and never waits; beside the C ring and fio, which are processes, it is a process. All memory is
-pre-faulted and asks for huge pages; Rewarm's arena is registered. The order changes from round to round. Prints
+pre-faulted and asks for huge pages; Rewarm's arenas are registered. The order changes from round to round. Prints
 medians, spread, CPU seconds per GB (without the busy thread's), and the ratio of the paired rounds; the CPU of one pass
-of XXH3-128 over the same memory stands beside what verification added. Bytes are compared with /proc/self/io.
+of XXH3-128 over the same memory stands beside what verification added. Bytes are compared with /proc/PID/io of whoever
+reads. `--rows` leaves out rows that are not wanted, to keep a run short: rewarm, process, unverified, fio, ring.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import argparse
 import json
 import mmap
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -30,14 +34,17 @@ import numpy as np
 
 from _busy import BusyProcess, BusyThread, Quiet
 from _unchecked import checksum_left_out
+from rewarm.store.contract import Store
 from rewarm.store.layout import digest
 from rewarm.store.opening import open_store
+from rewarm.store.process.arena import shared_arena
 from rewarm.units import format_size, parse_size
 
 HERE = Path(__file__).parent
 QUEUE = 32
 BYTES = 1 << 30
 SAVE_BYTES = 64 << 20
+ROWS = {"rewarm", "process", "unverified", "fio", "ring"}
 
 
 def build_ring(directory: Path) -> Path | None:
@@ -53,13 +60,13 @@ def build_ring(directory: Path) -> Path | None:
 
 
 class Bed:
-    """One pool of one block size on one directory."""
+    """One pool of `size` bytes in blocks of one size on one directory."""
 
-    def __init__(self, directory: Path, block: int) -> None:
+    def __init__(self, directory: Path, block: int, size: int, *, process: bool) -> None:
         self.block = block
         self.root = Path(tempfile.mkdtemp(prefix="rewarm-cold-", dir=directory))
         self.store = open_store(f"file://{self.root}?capacity=1TiB")
-        self.count = BYTES // block
+        self.count = size // block
         self.keys = [i.to_bytes(32, "big") for i in range(self.count)]
         step = max(SAVE_BYTES // block, 1)
         for start in range(0, self.count, step):
@@ -74,6 +81,15 @@ class Bed:
         self.arena = arena.reshape(self.count, block)
         self.registered = self.store.register(arena)
         self.extents = self._extents()
+        self.beside = open_store(f"file://{self.root}?io=process") if process else None
+        if self.beside:
+            shared = np.frombuffer(shared_arena(self.count * block), np.uint8)
+            shared[:] = 1
+            self.shared = shared.reshape(self.count, block)
+            self.beside.register(shared)
+            found = re.search(r"process (\d+) reads", "".join(self.beside.stats().notes))
+            assert found, self.beside.stats().notes
+            self.pid = int(found[1])
 
     def _extents(self) -> list[tuple[Path, int]]:
         """(segment, payload bytes); blocks of this size leave no gaps."""
@@ -82,15 +98,22 @@ class Bed:
 
     def rewarm(self) -> tuple[float, float, int]:
         """Seconds, CPU seconds, bytes of one verified restore."""
-        before = int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0])
-        cpu_s, start_s = time.process_time(), time.perf_counter()
-        good = self.store.load(self.keys, self.arena).wait()
-        seconds, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu_s
-        counted = int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0]) - before
+        return self._restore(self.store, self.arena, [os.getpid()])
+
+    def process(self) -> tuple[float, float, int]:
+        """The same by the I/O process, whose CPU counts too."""
+        assert self.beside
+        return self._restore(self.beside, self.shared, [os.getpid(), self.pid])
+
+    def _restore(self, store: Store, arena: np.ndarray, pids: list[int]) -> tuple[float, float, int]:
+        before, used_s, start_s = read_bytes(pids), cpu_seconds(pids), time.perf_counter()
+        good = store.load(self.keys, arena).wait()
+        seconds, used_s = time.perf_counter() - start_s, cpu_seconds(pids) - used_s
+        counted = read_bytes(pids) - before
         assert all(good)
         payload = self.count * self.block
         assert abs(counted - payload) < 0.01 * payload, f"not cold: the kernel counted {counted} of {payload}"
-        return seconds, cpu_s, payload
+        return seconds, used_s, payload
 
     def rewarm_unverified(self) -> tuple[float, float, int]:
         """The same with the checksum left out, which no user can do: shows what verification costs."""
@@ -129,7 +152,19 @@ class Bed:
     def close(self) -> None:
         """Remove the pool."""
         self.store.close()
+        if self.beside:
+            self.beside.close()
         shutil.rmtree(self.root)
+
+
+def read_bytes(pids: list[int]) -> int:
+    """What the kernel has counted as read from media for these processes."""
+    return sum(int(Path(f"/proc/{pid}/io").read_text().split("read_bytes: ")[1].split()[0]) for pid in pids)
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """CPU seconds of processes: each has a clock, whose number is made of its own (see clock_getcpuclockid)."""
+    return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
 
 
 Run = tuple[float, float, int]
@@ -151,30 +186,37 @@ def beside(load: type[Quiet], method: Callable[[], Run]) -> Callable[[], Run]:
     return run
 
 
-def methods_of(bed: Bed, ring: Path | None) -> dict[str, Callable[[], Run]]:
+def methods_of(bed: Bed, ring: Path | None, rows: set[str]) -> dict[str, Callable[[], Run]]:
     """Everything that is measured, by name."""
-    methods: dict[str, Callable[[], Run]] = {"rewarm": bed.rewarm, "rewarm, unverified": bed.rewarm_unverified}
-    others: dict[str, Callable[[], Run]] = {"fio": bed.fio}
-    if ring:
+    methods: dict[str, Callable[[], Run]] = {"rewarm": bed.rewarm}
+    if "process" in rows:
+        methods["rewarm, I/O process"] = bed.process
+    if "unverified" in rows:
+        methods["rewarm, unverified"] = bed.rewarm_unverified
+    others: dict[str, Callable[[], Run]] = {"fio": bed.fio} if "fio" in rows else {}
+    if ring and "ring" in rows:
         others |= {"c ring": lambda: bed.ring(ring, False), "c ring, registered": lambda: bed.ring(ring, True)}
     busy = {BUSY + name: beside(BusyThread, method) for name, method in methods.items()}
     busy |= {BUSY + name: beside(BusyProcess, method) for name, method in others.items()}
-    return methods | {"xxh3 alone": bed.checksums} | others | busy
+    alone = {"xxh3 alone": bed.checksums} if "unverified" in rows else {}
+    return methods | alone | others | busy
 
 
-def run_bed(directory: Path, block: int, ring: Path | None, repeats: int) -> None:
+def run_bed(directory: Path, block: int, size: int, ring: Path | None, repeats: int, rows: set[str]) -> None:
     """Measure and print one block size on one bed."""
-    bed = Bed(directory, block)
+    bed = Bed(directory, block, size, process="process" in rows)
     try:
-        methods = methods_of(bed, ring)
+        methods = methods_of(bed, ring, rows)
         runs: dict[str, list[Run]] = {name: [] for name in methods}
-        bed.rewarm()
+        for method in methods.values():
+            method()
         for number in range(repeats):
             names = list(methods)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 runs[name].append(methods[name]())
         print(
-            f"\n{directory}, {bed.store.stats().device}, blocks of {format_size(block)}, {repeats} interleaved rounds"
+            f"\n{directory}, {bed.store.stats().device}, blocks of {format_size(block)}, {format_size(size)}, "
+            f"{repeats} interleaved rounds, load {os.getloadavg()[0]:.1f}"
         )
         show(runs)
     finally:
@@ -182,18 +224,20 @@ def run_bed(directory: Path, block: int, ring: Path | None, repeats: int) -> Non
 
 
 def show(runs: dict[str, list[Run]]) -> None:
-    """Print rates, CPU and ratios."""
+    """Print rates, CPU and ratios: of Rewarm by its thread, and by its I/O process, to each of the others."""
     rates = {name: [size / seconds / 1e9 for seconds, _, size in of] for name, of in runs.items()}
     cpu = {name: statistics.median(used_s / size * 1e9 for _, used_s, size in of) for name, of in runs.items()}
     for name, of in rates.items():
-        ours = rates[BUSY + "rewarm" if name.startswith(BUSY) else "rewarm"]
-        paired = statistics.median(mine / theirs for mine, theirs in zip(ours, of, strict=True))
+        load = BUSY if name.startswith(BUSY) else ""
+        ours = [rates[load + one] for one in ("rewarm", "rewarm, I/O process") if load + one in rates]
+        paired = [statistics.median(mine / theirs for mine, theirs in zip(one, of, strict=True)) for one in ours]
         print(
             f"  {name:24} {statistics.median(of):6.2f} GB/s ({min(of):.2f} .. {max(of):.2f})"
-            f"  {cpu[name]:.4f} CPU s/GB   rewarm at {paired:.2f} of it"
+            f"  {cpu[name]:.4f} CPU s/GB   rewarm at {' / '.join(f'{ratio:.2f}' for ratio in paired)} of it"
         )
-    added = cpu["rewarm"] - cpu["rewarm, unverified"]
-    print(f"  verification added {added:.4f} CPU s/GB; one pass alone costs {cpu['xxh3 alone']:.4f}", flush=True)
+    if "xxh3 alone" in cpu:
+        added = cpu["rewarm"] - cpu["rewarm, unverified"]
+        print(f"  verification added {added:.4f} CPU s/GB; one pass alone costs {cpu['xxh3 alone']:.4f}", flush=True)
 
 
 def main() -> None:
@@ -202,6 +246,8 @@ def main() -> None:
     parser.add_argument("--bed", action="append", required=True, type=Path)
     parser.add_argument("--blocks", default="64KiB,256KiB,1MiB,8MiB,64MiB")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--size", type=parse_size, default=BYTES, help="bytes of the pool")
+    parser.add_argument("--rows", type=lambda text: set(text.split(",")), default=ROWS, help="which, by commas")
     parser.add_argument("--quick", action="store_true", help="two rounds, 64 KiB and 1 MiB")
     arguments = parser.parse_args()
     blocks, repeats = ("64KiB,1MiB", 2) if arguments.quick else (arguments.blocks, arguments.repeats)
@@ -209,7 +255,7 @@ def main() -> None:
         ring = build_ring(Path(scratch))
         for directory in arguments.bed:
             for block in blocks.split(","):
-                run_bed(directory, parse_size(block), ring, repeats)
+                run_bed(directory, parse_size(block), arguments.size, ring, repeats, arguments.rows)
 
 
 if __name__ == "__main__":

@@ -65,20 +65,27 @@ def hold(buffers: Sequence[Any] | npt.NDArray[Any], count: int) -> tuple[Held, l
     return held, sizes
 
 
+def hold_writable(buffers: Sequence[Any] | npt.NDArray[Any], count: int) -> tuple[Held, list[int]]:
+    """`hold` for memory that is to be written. Raises `MisuseError` for what is read-only, too."""
+    held, sizes = hold(buffers, count)
+    if isinstance(held, np.ndarray):
+        if not held.flags.writeable:
+            raise MisuseError("load needs writable buffers; this array is read-only")
+    elif any(view.readonly for view in held):
+        raise MisuseError("load needs writable buffers; one is read-only")
+    return held, sizes
+
+
 def borrow(buffers: Sequence[Any] | npt.NDArray[Any], count: int, *, writable: bool) -> Borrowed:
     """Take the buffers of a transfer. Raises `MisuseError` for read-only, scattered or missing memory."""
-    held, sizes = hold(buffers, count)
+    held, sizes = hold_writable(buffers, count) if writable else hold(buffers, count)
     lengths = np.array(sizes, np.int64)
     if isinstance(held, np.ndarray):
-        if writable and not held.flags.writeable:
-            raise MisuseError("load needs writable buffers; this array is read-only")
         plain = held.ndim == 2 and held.dtype == np.uint8
         flat = list(held) if plain else [row.reshape(-1).view(np.uint8) for row in held]
         stride = held.strides[0] if count > 1 else 0
         addresses = address_of(held) + stride * np.arange(count, dtype=np.int64)
         return Borrowed(flat, addresses, lengths)
-    if writable and any(view.readonly for view in held):
-        raise MisuseError("load needs writable buffers; one is read-only")
     views = [np.frombuffer(view, np.uint8) for view in held]
     return Borrowed(views, np.array([address_of(view) for view in views], np.int64), lengths)
 

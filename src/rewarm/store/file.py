@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rewarm.errors import MisuseError, StorageError
 from rewarm.store import forks
@@ -42,7 +41,8 @@ from rewarm.store.patience import Mount, Watch, wait_for
 from rewarm.store.pool import Pool, close_file
 from rewarm.store.reading import ReadLoop
 from rewarm.store.reporting import report
-from rewarm.store.requests import Failure, LoadJob
+from rewarm.store.requests import Failure
+from rewarm.store.restoring import WRAPPED, Restorer
 from rewarm.store.saving import Command, Group, SaveJob
 from rewarm.store.segments import FileCache, Segment, SegmentPin, SegmentTable
 from rewarm.store.settings import Settings, visibility_bound_s
@@ -69,7 +69,7 @@ class FileStore:
         namespace: object,
         mount: Mount,
         *,
-        wrap_reads: Wrap = lambda device: device,
+        wrap_reads: Wrap | None = None,
         wrap_writes: Wrap = lambda device: device,
     ) -> None:
         self.pool = pool
@@ -78,7 +78,9 @@ class FileStore:
         self.namespace, self._description = resolve_namespace(namespace)
         self.index = Index()
         self.segments = SegmentTable(pool)
-        self.files = FileCache(read_flags(choice.direct), close=self._close_file)
+        self.files = FileCache(
+            read_flags(choice.direct), close=self._close_file, forgotten=lambda path: self._restorer.forget(path)
+        )
         self.lock = threading.RLock()
         self.counters = Counters()
         self.alignment = choice.alignment if choice.direct else 1
@@ -88,17 +90,15 @@ class FileStore:
         self._mount = mount
         self._forks = forks.count
         self._closed = False
-        self._arenas: list[npt.NDArray[np.uint8]] = []
-        self._registered_bytes = 0
-        self._reads = ReadLoop(self, wrap_reads(choice.open()))
+        self._reads = ReadLoop(self, wrap_reads(choice.open()) if wrap_reads else choice.open())
+        self._restorer = Restorer(self, self._reads, choice, settings, unshareable=WRAPPED if wrap_reads else "")
         try:
             self._writes = WriteLoop(self, wrap_writes(choice.open()))
         except StorageError:
             self._reads.stop(CANCEL_S)
             raise
-        self._read_watch = Watch(self._reads, settings.io_deadline_s)
         self._save_watch = Watch(self._writes, settings.io_deadline_s)
-        self._tender = Tender(settings, self._writes, mount, (self._read_watch, self._save_watch))
+        self._tender = Tender(settings, self._writes, mount, (self._restorer.watch, self._save_watch))
         self._tailer = Tailer(self, self._tender.own_segment_evicted, self._tender.own_writer_adopted)
         leases = Leases(pool, self._tailer, settings.lease_s, local=not choice.network)
         self._evictor = Evictor(self, self._tailer, self._writes, leases, Keeper(self, self._queue_save))
@@ -134,27 +134,7 @@ class FileStore:
     def load(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
         """Read blocks into the caller's writable buffers. A buffer of another size than the block is `wrong_size`."""
         self._usable()
-        check_keys(keys)
-        borrowed = borrow(buffers, len(keys), writable=True)
-        transfer = BatchTransfer(len(keys), self.counters, loading=True, wake=self._reads.wake)
-        with self.lock:
-            places = self.index.places(keys)
-        held = places.row != NO_ROW
-        fits = places.length == borrowed.lengths
-        transfer.settle(np.flatnonzero(~held), Outcome.MISSING)
-        transfer.settle(np.flatnonzero(held & ~fits), Outcome.WRONG_SIZE)
-        wanted = np.flatnonzero(held & fits)
-        if not len(wanted):
-            transfer.release()
-            return transfer
-        self.counters.add(borrowed_bytes=int(borrowed.lengths.sum()))
-        self.index.note_reads(places.row[wanted])
-        self._read_watch.add(transfer)
-        if not self._reads.put(LoadJob(transfer, list(keys), borrowed, places, wanted)):
-            self.counters.add(borrowed_bytes=-int(borrowed.lengths.sum()))
-            transfer.settle(wanted, Outcome.LOST_MEDIUM)
-            transfer.release()
-        return transfer
+        return self._restorer.load(keys, buffers)
 
     def save(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
         """Queue blocks for writing. True in `wait` means published, or already there; over budget is refused."""
@@ -262,10 +242,8 @@ class FileStore:
         """
         self._usable()
         memory = export(arena)
-        self._arenas.append(memory)
-        pinned = self._reads.register(address_of(memory), len(memory))
+        pinned = self._restorer.register(memory)
         self._writes.register(address_of(memory), len(memory))
-        self._registered_bytes += pinned
         return pinned
 
     def stats(self) -> Stats:
@@ -274,7 +252,7 @@ class FileStore:
         unreadable = self._tailer.unreadable_logs
         notes = [
             *loops,
-            *self._reads.device_notes(),
+            *self._restorer.notes(),
             *self._writes.device_notes(),
             *([f"{unreadable} logs could not be read"] if unreadable else []),
             *(["rewarm-poll: ended by a defect"] if self._tender.ended() else []),
@@ -286,7 +264,7 @@ class FileStore:
             used_bytes=self._evictor.used_bytes,
             blocks=len(self.index),
             visibility_bound_s=visibility_bound_s(self.choice, self.settings.poll_s),
-            registered_bytes=self._registered_bytes,
+            registered_bytes=self._restorer.registered_bytes,
             notes=notes,
         )
 
@@ -303,10 +281,7 @@ class FileStore:
         if not ended:
             self._writes.cancel_all()
             ended = self._writes.stop(CANCEL_S)
-        self._reads.cancel_all()
-        ended &= self._reads.stop(max(deadline_s - time.monotonic(), CANCEL_S))
-        if ended:
-            self._arenas.clear()
+        self._restorer.stop(max(deadline_s - time.monotonic(), CANCEL_S), keep_arenas=not ended)
         self._tender.join(max(deadline_s - time.monotonic(), CANCEL_S))
         with contextlib.suppress(OSError):
             self._mount.call(self.files.close, deadline_s=max(deadline_s - time.monotonic(), CANCEL_S))

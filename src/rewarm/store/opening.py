@@ -37,9 +37,21 @@ FILE_OPTIONS = (
     "close_timeout",
     "save_queue",
     "bounce",
+    "io",
 )
 MEMORY_OPTIONS = ("capacity",)
-BLOCK_OPTIONS = ("role", "host", "device", "poll", "lease", "io_deadline", "close_timeout", "save_queue", "bounce")
+BLOCK_OPTIONS = (
+    "role",
+    "host",
+    "device",
+    "poll",
+    "lease",
+    "io_deadline",
+    "close_timeout",
+    "save_queue",
+    "bounce",
+    "io",
+)
 
 
 class Location(msgspec.Struct, frozen=True):
@@ -130,6 +142,7 @@ def _settings(options: dict[str, str]) -> Settings:
         close_timeout_s=seconds("close_timeout", default.close_timeout_s),
         save_queue_bytes=parse_size(options["save_queue"]) if "save_queue" in options else default.save_queue_bytes,
         bounce=cast(Literal["auto", "always"], _choice(options, "bounce", ("auto", "always")) or default.bounce),
+        io=cast(Literal["thread", "process"], _choice(options, "io", ("thread", "process")) or default.io),
     )
 
 
@@ -174,7 +187,7 @@ def open_store(
             settings,
             namespace,
             mount,
-            wrap_reads=device_wrapper or (lambda device: device),
+            wrap_reads=device_wrapper,
             wrap_writes=write_device_wrapper or (lambda device: device),
         )
         undo.pop_all()
@@ -201,7 +214,7 @@ def _open_block(
         namespace,
         role=cast(Role, _choice(location.options, "role", ROLES) or "auto"),
         host=location.options.get("host", ""),
-        wrap_reads=wrap_reads or (lambda device: device),
+        wrap_reads=wrap_reads,
         wrap_writes=wrap_writes or (lambda device: device),
     )
 

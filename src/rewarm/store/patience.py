@@ -17,10 +17,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 from rewarm.store.contract import Outcome
-from rewarm.store.loop import Errand, IoLoop, fulfil
+from rewarm.store.loop import Errand, fulfil
 from rewarm.store.transfer import BatchTransfer
 
 T = TypeVar("T")
@@ -98,10 +98,17 @@ def _done(action: Callable[[], object]) -> int:
     return 0
 
 
-class Watch:
-    """The transfers of one loop, and whether it turns. `add` from any thread, the rest from one."""
+class Turning(Protocol):
+    """What does errands while it lives: a loop."""
 
-    def __init__(self, loop: IoLoop[Any], deadline_s: float) -> None:
+    def put(self, job: Errand) -> bool:
+        """Hand an errand over; False when it will not be done."""
+
+
+class Watch:
+    """The transfers of one loop, and whether it turns. `add` and `overdue` from any thread, the rest from one."""
+
+    def __init__(self, loop: Turning, deadline_s: float) -> None:
         self._loop = loop
         self._deadline_s = deadline_s
         self._waiting: deque[weakref.ref[BatchTransfer]] = deque()
@@ -111,6 +118,11 @@ class Watch:
     def add(self, transfer: BatchTransfer) -> None:
         """Watch over a transfer."""
         self._waiting.append(weakref.ref(transfer))
+
+    def overdue(self) -> bool:
+        """True when the loop was asked for a sign of life, and has not given one in time."""
+        errand = self._errand
+        return errand is not None and not errand.future.done() and time.monotonic() - self._asked_s > self._deadline_s
 
     def look(self) -> None:
         """Ask the loop for a sign of life while anything waits; without one in time give verdicts in its place."""

@@ -90,11 +90,13 @@ class FileCache:
         limit: int | None = None,
         opener: Callable[[Path, int], int] = open_regular,
         close: Callable[[int], None] = close_file,
+        forgotten: Callable[[Path], None] = lambda path: None,
     ) -> None:
         self._flags = flags
         self._limit = _open_files_max() if limit is None else limit
         self._opener = opener
         self._close_file = close
+        self._forgotten = forgotten
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._pins: dict[Path, int] = {}
         self._doomed: set[Path] = set()
@@ -134,7 +136,8 @@ class FileCache:
                     self._close_file(self._open.pop(path))
 
     def forget(self, path: Path) -> None:
-        """Close a file that is gone, at once or with its last reader."""
+        """Close a file that is gone, at once or with its last reader; `forgotten` is told."""
+        self._forgotten(path)
         with self._lock:
             if path in self._pins:
                 self._doomed.add(path)

@@ -25,6 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     close_timeout_s: float = 30.0
     save_queue_bytes: int = SAVE_QUEUE_BYTES
     bounce: Literal["auto", "always"] = "auto"
+    io: Literal["thread", "process"] = "thread"
 
 
 def visibility_bound_s(choice: Choice, poll_s: float) -> float:

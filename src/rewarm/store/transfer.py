@@ -19,8 +19,7 @@ from rewarm.store.contract import GOOD_OUTCOMES, MISS_CAUSES, REFUSAL_CAUSES, Ou
 OUTCOMES = tuple(Outcome)
 CODE = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 PENDING = 255
-_GOOD = np.zeros(256, np.bool_)
-_GOOD[[CODE[outcome] for outcome in GOOD_OUTCOMES]] = True
+_GOOD = tuple(code < len(OUTCOMES) and OUTCOMES[code] in GOOD_OUTCOMES for code in range(256))
 
 
 class Counters:
@@ -104,6 +103,12 @@ class BatchTransfer:
         """`time.monotonic()` when the first block got its verdict; None before that."""
         return self._first_verdict_at
 
+    def first_verdict_by(self, at_s: float) -> None:
+        """Somebody else gave the first verdict at this monotonic time; 0 says nothing. For the I/O loops."""
+        with self._condition:
+            if at_s and self._first_verdict_at is None:
+                self._first_verdict_at = at_s
+
     def done(self) -> bool:
         """True when every block has a verdict."""
         return self._pending == 0
@@ -118,8 +123,7 @@ class BatchTransfer:
             in_time = self._condition.wait_for(self.done, timeout)
         if not in_time:
             self._give_up(Outcome.TIMED_OUT)
-        good: list[bool] = _GOOD[self._codes].tolist()
-        return good
+        return list(map(_GOOD.__getitem__, self._codes.tobytes()))  # numpy would give the interpreter lock up
 
     def wait_released(self, timeout: float | None = None) -> bool:
         """Wait for the release, seconds; returns `released()`."""
@@ -168,9 +172,9 @@ class BatchTransfer:
 
     def _give_up(self, outcome: Outcome) -> None:
         with self._condition:
-            where = self._codes == PENDING
-            if not where.any():
+            if not self._pending:
                 return
+            where = self._codes == PENDING
             self._codes[where] = CODE[outcome]
             self._verdicts_given(self._codes[where])
         self._wake()

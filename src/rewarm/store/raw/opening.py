@@ -52,7 +52,7 @@ def open_raw_store(
     *,
     role: Role = "auto",
     host: str = "",
-    wrap_reads: Wrap = lambda device: device,
+    wrap_reads: Wrap | None = None,
     wrap_writes: Wrap = lambda device: device,
 ) -> RawStore:
     """Open a raw pool. With `auto` the host that formatted it owns it, with `owner` this one, with `reader` none.

@@ -16,11 +16,10 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rewarm.errors import MisuseError, StorageError
 from rewarm.store import forks
-from rewarm.store.buffers import address_of, borrow, export, hold
+from rewarm.store.buffers import borrow, export, hold
 from rewarm.store.contract import Buffers, CheckReport, Outcome, Presence, Stats, check_keys, resolve_namespace
 from rewarm.store.devices.base import Device
 from rewarm.store.devices.select import Choice
@@ -37,7 +36,8 @@ from rewarm.store.raw.sharing import release
 from rewarm.store.raw.slots import LogTail, SlotTable
 from rewarm.store.reading import ReadLoop
 from rewarm.store.reporting import report
-from rewarm.store.requests import Failure, LoadJob
+from rewarm.store.requests import Failure
+from rewarm.store.restoring import WRAPPED, Restorer
 from rewarm.store.segments import FileCache
 from rewarm.store.settings import Settings
 from rewarm.store.tailing import read_flags
@@ -59,7 +59,7 @@ class RawStore:
         owner: Owner | None,
         *,
         own_again: Callable[[Header], Owner | None] = lambda _: None,
-        wrap_reads: Callable[[Device], Device] = lambda device: device,
+        wrap_reads: Callable[[Device], Device] | None = None,
         wrap_writes: Callable[[Device], Device] = lambda device: device,
     ) -> None:
         self.namespace, _ = resolve_namespace(namespace)
@@ -85,11 +85,11 @@ class RawStore:
         self._tail = LogTail(media, self._take_frame, self._begin_log)
         self._forks = forks.count
         self._closed = False
-        self._arenas: list[npt.NDArray[np.uint8]] = []
-        self._registered_bytes = 0
         self._evicted = 0
         self._unreadable = ""
-        self._reads = ReadLoop(self, wrap_reads(choice.open()))
+        reads = ReadLoop(self, wrap_reads(choice.open()) if wrap_reads else choice.open())
+        self._reads = reads
+        self._restorer = Restorer(self, reads, choice, settings, raw=True, unshareable=WRAPPED if wrap_reads else "")
         self._saves = SaveThread(self, lambda: wrap_writes(choice.open()))
         self._stop = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="rewarm-raw-poll", daemon=True)
@@ -156,6 +156,7 @@ class RawStore:
             promised_s = self._tail.header.poll_ms / 1000 if self._tail.header and self._tail.header.poll_ms else 1e9
             if self._stop.wait(min(self.settings.poll_s, promised_s)):
                 return
+            self._restorer.watch.look()
             try:
                 self.catch_up()
                 self._unreadable = ""
@@ -187,24 +188,7 @@ class RawStore:
     def load(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
         """Read blocks into the caller's writable buffers. A buffer of another size than the block is `wrong_size`."""
         self._usable()
-        check_keys(keys)
-        borrowed = borrow(buffers, len(keys), writable=True)
-        transfer = BatchTransfer(len(keys), self.counters, loading=True, wake=self._reads.wake)
-        with self.lock:
-            places = self.index.places(keys)
-        held, fits = places.row != NO_ROW, places.length == borrowed.lengths
-        transfer.settle(np.flatnonzero(~held), Outcome.MISSING)
-        transfer.settle(np.flatnonzero(held & ~fits), Outcome.WRONG_SIZE)
-        wanted = np.flatnonzero(held & fits)
-        if not len(wanted):
-            transfer.release()
-            return transfer
-        self.counters.add(borrowed_bytes=int(borrowed.lengths.sum()))
-        if not self._reads.put(LoadJob(transfer, list(keys), borrowed, places, wanted)):
-            self.counters.add(borrowed_bytes=-int(borrowed.lengths.sum()))
-            transfer.settle(wanted, Outcome.LOST_MEDIUM)
-            transfer.release()
-        return transfer
+        return self._restorer.load(keys, buffers)
 
     def save(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
         """Queue blocks for writing; refused (`refused_admission`) where another process or host owns the pool."""
@@ -290,11 +274,7 @@ class RawStore:
     def register(self, arena: Any) -> int:
         """Announce memory that many buffers will come from; returns the bytes that the read device pinned."""
         self._usable()
-        memory = export(arena)
-        self._arenas.append(memory)
-        pinned = self._reads.register(address_of(memory), len(memory))
-        self._registered_bytes += pinned
-        return pinned
+        return self._restorer.register(export(arena))
 
     def stats(self) -> Stats:
         """Counters since open."""
@@ -308,8 +288,8 @@ class RawStore:
             used_bytes=len(self._table.used) * self._header.slot_bytes,
             blocks=len(self.index),
             visibility_bound_s=self.settings.poll_s,
-            registered_bytes=self._registered_bytes,
-            notes=[*notes, *self._reads.device_notes()],
+            registered_bytes=self._restorer.registered_bytes,
+            notes=[*notes, *self._restorer.notes()],
         )
 
     # Life.
@@ -325,10 +305,7 @@ class RawStore:
         if not ended:
             self._saves.cancelling = True
             ended = self._saves.stop(CANCEL_S)
-        self._reads.cancel_all()
-        ended &= self._reads.stop(max(deadline_s - time.monotonic(), CANCEL_S))
-        if ended:
-            self._arenas.clear()
+        self._restorer.stop(max(deadline_s - time.monotonic(), CANCEL_S), keep_arenas=not ended)
         if self._poller.is_alive():
             self._poller.join(max(deadline_s - time.monotonic(), CANCEL_S))
         self._mount.end()
