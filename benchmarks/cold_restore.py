@@ -4,14 +4,14 @@
     python benchmarks/cold_restore.py --bed /mnt/disk --size 512MiB --repeats 5 --rows rewarm,process,ring
 
 For each bed and block size: saves about 1 GiB (`--size`), then in each round reads it with fio (io_uring, direct,
-iodepth 32), with the C ring (32 in flight, plain and registered buffers; built on the spot if a compiler and liburing are there) and
-with `Store.load`, which also verifies every block, by its thread and by its I/O process (into shared memory), and for
-comparison by the thread without its checksum. Then again beside a thread
-that computes in Python and never waits; beside the C ring and fio, which are processes, it is a process. All memory is
-pre-faulted and asks for huge pages; Rewarm's arenas are registered. The order changes from round to round. Prints
-medians, spread, CPU seconds per GB (without the busy thread's), and the ratio of the paired rounds; the CPU of one pass
-of XXH3-128 over the same memory stands beside what verification added. Bytes are compared with /proc/PID/io of whoever
-reads. `--rows` leaves out rows that are not wanted, to keep a run short: rewarm, process, unverified, fio, ring.
+iodepth 32), with the C ring (32 in flight, plain and registered buffers; built on the spot if a compiler and liburing
+are there) and with `Store.load`, which also verifies every block, by its thread and by its I/O process (into shared
+memory), and for comparison by the thread without its checksum. Then again beside a thread that computes in Python and
+never waits; beside the C ring and fio, which are processes, it is a process. All memory is pre-faulted and asks for
+huge pages; Rewarm's arenas are registered. The order changes from round to round. Prints medians, spread, CPU seconds
+per GB (without the busy thread's), and the ratio of the paired rounds; the CPU of one pass of XXH3-128 over the same
+memory stands beside what verification added. Bytes are compared with /proc/PID/io of whoever reads. `--rows` leaves out
+rows that are not wanted, to keep a run short: rewarm, process, unverified, fio, ring.
 """
 
 from __future__ import annotations

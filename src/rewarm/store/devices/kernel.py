@@ -47,6 +47,8 @@ _eventfd_write = ctypes.PyDLL(None, use_errno=True).eventfd_write
 _eventfd_write.argtypes = [ctypes.c_int, ctypes.c_uint64]
 
 _PROT_READ_WRITE = 1 | 2
+_MAP_SHARED_FIXED = 0x01 | 0x10
+_MAP_PRIVATE_ANONYMOUS = 0x02 | 0x20
 _MAP_SHARED_POPULATE = 0x01 | 0x8000
 _MADV_DONTFORK = 10
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -83,6 +85,24 @@ def describe(error: int) -> str:
     """'EPERM (Operation not permitted)' from a positive or negative errno."""
     number = abs(error)
     return f"{errno.errorcode.get(number, number)} ({os.strerror(number)})"
+
+
+def map_shared(fd: int, offset: int, length: int, unit: int) -> npt.NDArray[np.uint8]:
+    """Map a shared file so that whole units of it lie on whole units of address space; it stays mapped for good.
+
+    `offset` is a multiple of the page size, `unit` of that of huge pages. Raises `StorageError`.
+    """
+    room = _mmap(None, length + 2 * unit, 0, _MAP_PRIVATE_ANONYMOUS, -1, 0)
+    if room is not None and room != _MAP_FAILED:
+        address = _mmap(room + (offset - room) % unit, length, _PROT_READ_WRITE, _MAP_SHARED_FIXED, fd, offset)
+        if address is not None and address != _MAP_FAILED:
+            return np.frombuffer(memoryview((ctypes.c_uint8 * length).from_address(address)), np.uint8)
+    raise StorageError(f"mmap of {length} bytes: {describe(ctypes.get_errno())}")
+
+
+def advise(address: int, length: int, advice: int) -> int:
+    """madvise; 0 or a negative errno."""
+    return 0 if _madvise(address, length, advice) == 0 else -ctypes.get_errno()
 
 
 class Mapping:

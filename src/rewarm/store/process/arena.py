@@ -9,8 +9,17 @@ import os
 import re
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from rewarm.errors import MisuseError
+from rewarm.store.buffers import address_of
+from rewarm.store.devices import kernel
+
+HUGE_BYTES = 2 << 20
+
+_MADV_COLLAPSE = 25
+"""Linux 6.1; does what the settings of transparent huge pages for shared memory may leave undone."""
 
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")
 """A mapping in /proc/self/maps: start, end, permissions, offset, device, inode, path."""
@@ -30,9 +39,20 @@ def shared_arena(size: int) -> mmap.mmap:
         arena = mmap.mmap(descriptor, size)  # keeps a descriptor of its own
     finally:
         os.close(descriptor)
-    with contextlib.suppress(OSError):  # where the machine gives huge pages to shared memory on request
-        arena.madvise(mmap.MADV_HUGEPAGE)
     return arena
+
+
+def map_part(descriptor: int, offset: int, length: int) -> tuple[npt.NDArray[np.uint8], str]:
+    """Map a part of a shared file, in huge pages where the kernel makes them, and why it does not, or empty.
+
+    Its pages come one by one and from anywhere, and a read into such memory is cut into small requests: half the speed
+    of a fast disk was seen. So they are collected into huge ones here, once. Raises `StorageError`.
+    """
+    skip = offset % mmap.PAGESIZE
+    whole = kernel.map_shared(descriptor, offset - skip, skip + length, HUGE_BYTES)
+    whole[::HUGE_BYTES].sum()  # what is empty is not collected
+    result = kernel.advise(address_of(whole), len(whole), _MADV_COLLAPSE)
+    return whole[skip:], "" if result == 0 else f"no huge pages for a shared arena: {kernel.describe(result)}"
 
 
 class SharedPart(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ from rewarm.store.index import Places
 from rewarm.store.loop import Errand
 from rewarm.store.pool import open_regular
 from rewarm.store.process import wire
+from rewarm.store.process.arena import map_part
 from rewarm.store.process.wire import Message, Table
 from rewarm.store.process.witness import bear_witness
 from rewarm.store.raw.media import open_raw
@@ -230,21 +231,18 @@ class Child:
 
     def _add_arena(self, message: Message, descriptor: int) -> None:
         """Map an arena, `a` bytes from `b` on, and pin it."""
-        skip = message.b % mmap.ALLOCATIONGRANULARITY
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         try:
-            mapping = mmap.mmap(descriptor, skip + message.a, flags=flags, offset=message.b - skip)
-        except (OSError, ValueError) as error:
+            arena, no_huge_pages = map_part(descriptor, message.b, message.a)
+        except StorageError as error:
             self._tell(Message(wire.ARENA_READY, message.number, payload=str(error).encode()))
             return
         finally:
             os.close(descriptor)
-        arena = np.frombuffer(mapping, np.uint8)[skip:]
         start = address_of(arena)
         self._arenas.append((start, arena))
         pinned = self._loop.register(start, len(arena))
-        notes = "; ".join(self._loop.device_notes())
-        self._tell(Message(wire.ARENA_READY, message.number, pinned, start, payload=notes.encode()))
+        notes = [*self._loop.device_notes(), *([no_huge_pages] if no_huge_pages else [])]
+        self._tell(Message(wire.ARENA_READY, message.number, pinned, start, payload="; ".join(notes).encode()))
 
     def _load(self, message: Message) -> None:
         """Rows `c` to `d` of the table of `b` rows at `a`; the payload says when no more will come."""
