@@ -41,6 +41,9 @@ log = logging.getLogger("rewarm.store")
 
 WRAPPED = "reads are throttled or made to fail by a wrapper, which is not in another process"
 
+REMARKS_MAX = 8
+"""Lines about arenas that `notes` keeps."""
+
 _never_freed: list[object] = []
 """What an I/O process was left behind with: its memory may still be written to, and stays mapped."""
 
@@ -76,10 +79,13 @@ class Restorer:
         self._store = store
         self._loop = loop
         self._wanted = settings.io == "process"
-        self._why_not = unshareable
+        self._unshareable = unshareable
+        self._remarks: list[str] = []
         self._process: IoProcess | None = None
         self._arenas: list[npt.NDArray[np.uint8]] = []
         self._by_thread = 0
+        if self._wanted and unshareable:
+            log.warning("io=process: %s; the store reads by its thread", unshareable)
         self._terms = Terms(
             device=choice.name,
             depth=choice.depth,
@@ -131,21 +137,20 @@ class Restorer:
         notes = self._loop.device_notes()
         if not self._wanted:
             return notes
-        process = self._process
+        process, remarks = self._process, self._remarks
         if process is None:
-            return [*notes, f"io=process: reads by the thread: {self._why_not or 'no shared arena is registered yet'}"]
-        if process.ended:
-            notes.append(f"io=process: {process.ended}")
+            now = f"reads by the thread: {self._unshareable or 'no shared arena is registered yet'}"
+            remarks = [remark for remark in remarks if remark != self._unshareable]
+        elif process.ended:
+            now = process.ended
         elif process.silent():
-            notes.append(f"io=process: process {process.pid} does not answer; loads go through the thread meanwhile")
+            now = f"process {process.pid} does not answer; loads go through the thread meanwhile"
         else:
-            shared = format_size(sum(end - start for start, end, _ in process.arenas))
-            notes.append(f"io=process: process {process.pid} reads into {shared} of shared arenas")
-        if self._why_not:
-            notes.append(f"io=process: {self._why_not}")
+            shared = format_size(sum(span.end - span.start for span in process.arenas))
+            now = f"process {process.pid} reads into {shared} of shared arenas"
         if self._by_thread:
-            notes.append(f"io=process: {self._by_thread} loads went through the thread")
-        return notes
+            remarks = [*remarks, f"{self._by_thread} loads went through the thread"]
+        return [*notes, *(f"io=process: {line}" for line in (now, *remarks))]
 
     def stop(self, timeout_s: float, *, keep_arenas: bool = False) -> None:
         """End process and thread within seconds; what can be cancelled is. Arenas with I/O in flight are kept."""
@@ -164,39 +169,31 @@ class Restorer:
         """Have the process, started with the first arena, read into this one; None where it cannot."""
         address, length = address_of(memory), len(memory)
         process = self._process
-        if process is not None and any(at < address + length and address < end for at, end, _ in process.arenas):
+        if process is not None and any(address < span.end and span.start < address + length for span in process.arenas):
             raise MisuseError(f"memory at {address:#x} is registered already")
-        if self._terms_refused():
+        if self._unshareable or (process is not None and process.ended):
             return None
         found = find_shared(address, length)
         if isinstance(found, str):
-            self._refuse(f"loads into an arena of {format_size(length)} go through the thread: {found}")
+            self._remark(f"loads into an arena of {format_size(length)} go through the thread: {found}")
             return None
         try:
-            if process is None:
-                process = IoProcess(self._terms, self._store.path_of, self._over, self._count)
+            self._process = process = process or IoProcess(self._terms, self._store.path_of, self._over, self._count)
             pinned, said = process.add_arena(address, length, found.descriptor, found.offset)
-            self._process = process
-            self._why_not = said
         except StorageError as error:
-            if self._process is None and process is not None:
-                process.stop(0.0)
-            self._refuse(str(error))
+            if process is None:
+                self._unshareable = str(error)
+            self._remark(str(error))
             return None
         finally:
             os.close(found.descriptor)
+        if said:
+            self._remark(said)
         return pinned
 
-    def _terms_refused(self) -> bool:
-        if self._process is not None:
-            return bool(self._process.ended)
-        if self._why_not:
-            log.warning("io=process: %s; the store reads by its thread", self._why_not)
-        return bool(self._why_not)
-
-    def _refuse(self, why: str) -> None:
-        self._why_not = why
-        log.warning("io=process: %s", why)
+    def _remark(self, what: str) -> None:
+        self._remarks = sorted({*self._remarks, what})[-REMARKS_MAX:]
+        log.warning("io=process: %s", what)
 
     def _load_by_process(
         self, process: IoProcess, keys: list[bytes], held: Held, sizes: list[int], addresses: list[int]

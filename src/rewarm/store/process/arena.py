@@ -92,7 +92,9 @@ def _file_behind(address: int, length: int) -> tuple[tuple[int, int], int, str, 
             start, end, shared = int(match[1], 16), int(match[2], 16), match[3][3] == "s"
             file = (int(match[5], 16), int(match[6], 16)), int(match[7]), match[8].strip()
             begin = int(match[4], 16) - start + address  # where in the file the arena's first byte would be
-            if start > at or not shared or not file[1]:
+            if start > at:
+                break
+            if not shared or not file[1]:
                 return "it is private memory; make it with rewarm.store.process.arena.shared_arena"
             if first is not None and first != (*file, begin):
                 return "it is made of several shared files"
