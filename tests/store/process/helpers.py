@@ -46,6 +46,8 @@ class ChildThread:
             self.child.serve()
         finally:
             self.channel.close()
+            self.child._tables = self.child._tables[:0].copy()  # a process ends with its memory
+            del self.child
 
     def poll(self) -> int | None:
         """Its return code."""

@@ -283,7 +283,9 @@ class Child:
 
     def _end(self) -> bool:
         self._loop.cancel_all()
-        return self._loop.stop(_END_S)
+        ended = self._loop.stop(_END_S)
+        self._side.files.close()
+        return ended
 
     def _tell(self, message: Message) -> None:
         try:

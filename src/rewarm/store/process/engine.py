@@ -368,6 +368,7 @@ class IoProcess:
         if self._thread.is_alive():
             return False
         _live.discard(self)
+        self._tables = self._tables[:0].copy()
         self._channel.close()
         os.close(self._event)
         with contextlib.suppress(subprocess.TimeoutExpired):
