@@ -113,6 +113,8 @@ KEYS = (
         _one_of("auto", "uring", "aio", "threads")),
     Key("access", "private", "private, group", "who may read a pool that is made", _one_of("private", "group")),
     Key("bounce", "auto", "auto, always", "always: the caller's memory never meets a drive", _one_of("auto", "always")),
+    Key("io", "thread", "thread, process", "process: one per drive reads into shared arenas, beside a busy engine",
+        _one_of("thread", "process")),
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from rewarm.errors import ConfigError, MisuseError
 from rewarm.store.contract import Store, Transfer
+from rewarm.store.process.arena import shared_arena
 from rewarm.units import format_size
 
 Rows = npt.NDArray[np.int64]
@@ -97,17 +98,19 @@ class Ticket:
 class Region:
     """Memory of `region_bytes`, rounded down to whole blocks. Any thread may ask and release.
 
-    `memory` has shape (blocks, block_bytes). Raises `ConfigError` when not one block fits.
+    `memory` has shape (blocks, block_bytes); `shared` memory is what stores with `io=process` read into directly.
+    Raises `ConfigError` when not one block fits.
     """
 
-    def __init__(self, region_bytes: int, block_bytes: int) -> None:
+    def __init__(self, region_bytes: int, block_bytes: int, *, shared: bool = False) -> None:
         if block_bytes < 1 or region_bytes < block_bytes:
             raise ConfigError(
                 f"a region of {region_bytes} bytes holds no block of {block_bytes} bytes; set at least {block_bytes}"
             )
         self.block_bytes = block_bytes
         self.blocks = region_bytes // block_bytes
-        mapping, self.huge_pages = map_memory(self.blocks * block_bytes)
+        size = self.blocks * block_bytes
+        mapping, self.huge_pages = (shared_arena(size), False) if shared else map_memory(size)
         self.memory = np.frombuffer(mapping, np.uint8).reshape(self.blocks, block_bytes)
         self._free = list(range(self.blocks - 1, -1, -1))
         self._waiting: deque[Ticket] = deque()

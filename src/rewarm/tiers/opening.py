@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rewarm.tiers.stack import StackSettings
 
 ORDERS = ("shortest", "arrival")
-DRIVE_OPTIONS = ("access", "device", "poll", "io_deadline", "close_timeout", "save_queue", "bounce")
+DRIVE_OPTIONS = ("access", "device", "poll", "io_deadline", "close_timeout", "save_queue", "bounce", "io")
 """Options that every drive gets as they are."""
 
 STACK_OPTIONS = ("shared", "write_behind", "admission", "block_tokens")

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from rewarm.store.contract import Store
 from rewarm.store.file import FileStore
 from rewarm.store.opening import open_store
 from rewarm.store.process import engine, wire
@@ -88,7 +89,7 @@ def open_with_process(root: Path, options: str = "", **arguments: Any) -> FileSt
     return store
 
 
-def saved(store: FileStore, count: int, size: int = SIZE, tag: str = "") -> list[bytes]:
+def saved(store: Store, count: int, size: int = SIZE, tag: str = "") -> list[bytes]:
     """Keys of blocks that were saved."""
     keys = make_keys(count, tag) if tag else make_keys(count)
     assert all(store.save(keys, [payload(key, size) for key in keys]).wait(WAIT_S))

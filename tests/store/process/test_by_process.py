@@ -22,12 +22,14 @@ from tests.store.process.helpers import (
     ready,
     saved,
 )
+from tests.store.raw.devices import make_file, open_as
 
 from rewarm.errors import ConfigError, MisuseError
 from rewarm.store.contract import Outcome
 from rewarm.store.opening import open_store
 from rewarm.store.process import engine, wire
 from rewarm.testing import make_keys
+from rewarm.tiers.dram import Region
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +85,16 @@ def test_several_arenas_serve_one_load(tmp_path: Path) -> None:
         for wrong in (other, arena[3:5]):
             with pytest.raises(MisuseError, match="registered already"):
                 store.register(wrong)
+
+
+def test_a_staging_region_can_be_shared(tmp_path: Path) -> None:
+    with open_with_process(tmp_path) as store:
+        region = Region(8 * SIZE, SIZE, shared=True)
+        region.register(store)
+        keys = saved(store, 8)
+        assert all(store.load(keys, region.memory).wait(WAIT_S))
+        check_rows(region.memory, keys)
+        assert by_thread(store) == 0
 
 
 def test_a_damaged_block_is_read_again_by_the_thread_and_named(tmp_path: Path) -> None:
@@ -224,3 +236,14 @@ def test_the_option_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'process'"):
         open_store(f"file://{tmp_path}?capacity=64MiB&io=proces")
     assert engine.STEP_ROWS <= 500
+
+
+def test_a_raw_pool_is_read_by_it_too(tmp_path: Path) -> None:
+    with open_as(make_file(tmp_path / "raw.pool", 64 << 20, "me"), "me", "&io=process") as store:
+        arena = arena_of(8)
+        store.register(arena)
+        keys = saved(store, 8)
+        assert all(store.load(keys, arena).wait(WAIT_S))
+        check_rows(arena, keys)
+        assert by_thread(store) == 0
+        assert any("reads into" in note for note in store.stats().notes)

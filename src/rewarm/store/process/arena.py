@@ -50,6 +50,8 @@ def map_part(descriptor: int, offset: int, length: int) -> tuple[npt.NDArray[np.
     """
     skip = offset % mmap.PAGESIZE
     whole = kernel.map_shared(descriptor, offset - skip, skip + length, HUGE_BYTES)
+    if -(offset - skip) % HUGE_BYTES + HUGE_BYTES > len(whole):
+        return whole[skip:], ""  # nothing to collect in so small a part
     whole[::HUGE_BYTES].sum()  # what is empty is not collected
     result = kernel.advise(address_of(whole), len(whole), _MADV_COLLAPSE)
     return whole[skip:], "" if result == 0 else f"no huge pages for a shared arena: {kernel.describe(result)}"

@@ -250,6 +250,13 @@ class IoProcess:
     # Answers, in a thread of ours.
 
     def _run(self) -> None:
+        try:
+            self._answer_until_the_end()
+        finally:  # also after a defect of ours: nobody waits for answers that nobody takes
+            self._child.kill()
+            self._bury()
+
+    def _answer_until_the_end(self) -> None:
         poller = select.poll()
         poller.register(self._channel, select.POLLIN)
         poller.register(self._event, select.POLLIN)
@@ -263,14 +270,13 @@ class IoProcess:
             if self._event in ready:
                 os.eventfd_read(self._event)
             if not self._take_all(room):
-                break
+                return
             with self._lock, contextlib.suppress(OSError):
                 while self._outbox and wire.send_now(self._channel.fileno(), self._outbox[0]):
                     self._outbox.popleft()
             if time.monotonic() - looked_s >= look_s:
                 looked_s = time.monotonic()
                 self._look()
-        self._bury()
 
     def _look(self) -> None:
         self._watch.look()
