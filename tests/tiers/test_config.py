@@ -65,8 +65,8 @@ def test_every_value_goes_through_the_url() -> None:
     table = {
         "drives": ["/mnt/a", "memory:"], "capacity": 1 << 40, "order": "shortest", "ageing": 2.5, "save_queue": "2GiB",
         "poll": "2s", "io_deadline": "5s", "close_timeout": "6s", "device": "threads", "access": "group",
-        "bounce": "always", "dram": "8GiB", "shared": "/mnt/array/kv?capacity=1PiB", "write_behind": "2GiB",
-        "admission": "min-tokens=1024", "block_tokens": 256,
+        "bounce": "always", "io": "process", "dram": "8GiB", "shared": "/mnt/array/kv?capacity=1PiB",
+        "write_behind": "2GiB", "admission": "min-tokens=1024", "block_tokens": 256,
     }  # fmt: skip
     assert set(table) == {key.name for key in KEYS}
     location = parse_pool_url(make_config(table, "kv.toml").url())
