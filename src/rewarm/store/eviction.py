@@ -61,7 +61,8 @@ class Evictor:
         """Evict segments of anybody until `need` bytes fit. Raises `OSError`."""
         pool, usage = self._shared.pool, self.measure()
         if full:
-            return self._evict(usage, lambda now: usage.used_bytes - need, again=False) > 0
+            # By what was freed: the announcements take space, and so does whatever else is written meanwhile.
+            return self._evict(usage, lambda now, freed: freed >= need, again=False) > 0
         pressed = marks and capacity.is_pressed(pool, usage, need)
         need += self._victims.growth_of_others(usage)
         if capacity.target_bytes(pool, usage, need, pressed=pressed) < usage.used_bytes:
@@ -70,7 +71,11 @@ class Evictor:
                 usage, _ = self._without_spent_logs(capacity.PRESSED_LOG_S)
                 if not capacity.could_fit(pool, usage, need, files):
                     return False
-            self._evict(usage, lambda now: capacity.target_bytes(pool, now, need, pressed=pressed), again=True)
+
+            def enough(now: capacity.Usage, freed: int) -> bool:
+                return now.used_bytes <= capacity.target_bytes(pool, now, need, pressed=pressed)
+
+            self._evict(usage, enough, again=True)
             usage, _ = self._without_spent_logs()
         return capacity.fits(pool, usage, need)
 
@@ -80,7 +85,7 @@ class Evictor:
         usage = self.measure()
         # More than once where need be: the announcements themselves take space in the log.
         while usage.used_bytes > to_bytes:
-            step = self._evict(usage, lambda now: to_bytes, again=False)
+            step = self._evict(usage, lambda now, freed: now.used_bytes <= to_bytes, again=False)
             usage, logs = self._without_spent_logs()
             freed += step + logs
             if not step:
@@ -131,15 +136,15 @@ class Evictor:
                 return file.bytes_on_disk
         return 0
 
-    def _evict(self, usage: capacity.Usage, target: Callable[[capacity.Usage], int], *, again: bool) -> int:
-        """Drop one segment after another, measuring between them, until at most `target` bytes are used.
+    def _evict(self, usage: capacity.Usage, enough: Callable[[capacity.Usage, int], bool], *, again: bool) -> int:
+        """Drop one segment after another, measuring between them, until it is `enough` (of usage and bytes freed).
 
         Returns bytes freed. With `again` blocks that this process has read since are kept by saving them anew. The
         pause lets those that found the pool full at the same moment see what the others do.
         """
         freed = 0
         for file, segment in self._victims.of_anybody(usage):
-            if usage.used_bytes <= target(usage):
+            if enough(usage, freed):
                 break
             freed += self._drop(usage, file, segment, again=again)
             self._writes.turned_s = time.monotonic()
