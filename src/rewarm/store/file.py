@@ -19,13 +19,12 @@ import numpy.typing as npt
 
 from rewarm.errors import MisuseError, StorageError
 from rewarm.store import forks
-from rewarm.store.buffers import address_of, borrow, export, hold
+from rewarm.store.buffers import Borrowed, address_of, export
 from rewarm.store.checking import Damage, check_pool
 from rewarm.store.compaction import Snapshot, take_snapshot
 from rewarm.store.contract import (
     Buffers,
     CheckReport,
-    Outcome,
     Presence,
     Stats,
     check_keys,
@@ -42,13 +41,14 @@ from rewarm.store.patience import Mount, Watch, wait_for
 from rewarm.store.pool import Pool, close_file
 from rewarm.store.reading import ReadLoop
 from rewarm.store.reporting import report
-from rewarm.store.requests import Failure, LoadJob
+from rewarm.store.requests import Failure
 from rewarm.store.saving import Command, Group, SaveJob
 from rewarm.store.segments import FileCache, Segment, SegmentPin, SegmentTable
 from rewarm.store.settings import Settings, visibility_bound_s
+from rewarm.store.submitting import submit_load, submit_save
 from rewarm.store.tailing import Tailer, read_flags
 from rewarm.store.tending import Tender
-from rewarm.store.transfer import BatchTransfer, Counters, settled_transfer
+from rewarm.store.transfer import BatchTransfer, Counters
 from rewarm.store.writer import Manner, Writer, make_writer
 from rewarm.store.writing import WriteLoop
 
@@ -134,27 +134,7 @@ class FileStore:
     def load(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
         """Read blocks into the caller's writable buffers. A buffer of another size than the block is `wrong_size`."""
         self._usable()
-        check_keys(keys)
-        borrowed = borrow(buffers, len(keys), writable=True)
-        transfer = BatchTransfer(len(keys), self.counters, loading=True, wake=self._reads.wake)
-        with self.lock:
-            places = self.index.places(keys)
-        held = places.row != NO_ROW
-        fits = places.length == borrowed.lengths
-        transfer.settle(np.flatnonzero(~held), Outcome.MISSING)
-        transfer.settle(np.flatnonzero(held & ~fits), Outcome.WRONG_SIZE)
-        wanted = np.flatnonzero(held & fits)
-        if not len(wanted):
-            transfer.release()
-            return transfer
-        self.counters.add(borrowed_bytes=int(borrowed.lengths.sum()))
-        self.index.note_reads(places.row[wanted])
-        self._read_watch.add(transfer)
-        if not self._reads.put(LoadJob(transfer, list(keys), borrowed, places, wanted)):
-            self.counters.add(borrowed_bytes=-int(borrowed.lengths.sum()))
-            transfer.settle(wanted, Outcome.LOST_MEDIUM)
-            transfer.release()
-        return transfer
+        return submit_load(keys, buffers, self.index, self.lock, self.counters, self._reads, self._read_watch)
 
     def save(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
         """Queue blocks for writing. True in `wait` means published, or already there; over budget is refused."""
@@ -163,32 +143,16 @@ class FileStore:
         return self._queue_save(keys, buffers)
 
     def _queue_save(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
-        held, sizes = hold(buffers, len(keys))
-        total = sum(sizes)
-        if not total:
-            return settled_transfer(0, Outcome.ALREADY, self.counters, loading=False)
-        count = self._within_budget(sizes, total)
-        transfer = BatchTransfer(len(keys), self.counters, loading=False, wake=self._writes.wake)
-        transfer.settle(range(count, len(keys)), Outcome.REFUSED_BUDGET)
-        job = SaveJob(transfer, keys[:count], lambda: borrow(held[:count], count, writable=False))
-        job.queued_bytes = sum(sizes[:count])
-        self.counters.add(borrowed_bytes=job.queued_bytes)
-        self._save_watch.add(transfer)
-        if not count or not self._writes.put(job):
-            self.counters.add(queued_bytes=-job.queued_bytes, borrowed_bytes=-job.queued_bytes)
-            transfer.settle(range(count), Outcome.LOST_MEDIUM)
-            transfer.release()
-        return transfer
-
-    def _within_budget(self, sizes: list[int], total: int) -> int:
-        """How many blocks from the front the save queue takes now; their bytes are reserved."""
         limit = self.settings.save_queue_bytes
-        if self.counters.reserve(total, limit):
-            return len(sizes)
-        for count, size in enumerate(sizes):
-            if not self.counters.reserve(size, limit):
-                return count
-        return len(sizes)
+        return submit_save(keys, buffers, self.counters, limit, self._put_save, self._writes.wake)
+
+    def _put_save(
+        self, transfer: BatchTransfer, keys: Sequence[bytes], buffers: Callable[[], Borrowed], count: int
+    ) -> bool:
+        job = SaveJob(transfer, keys, buffers)
+        job.queued_bytes = count
+        self._save_watch.add(transfer)
+        return self._writes.put(job)
 
     # Keeping and dropping.
 

@@ -37,7 +37,7 @@ def inspect_raw(path: str) -> RawInspection:
     try:
         media = Media(real, writable=False, direct=tries_direct(real, block))
         try:
-            tail = LogTail(media, table.apply, lambda _: None)
+            tail = LogTail(media, header.pool_id, table.apply, lambda _: None)
             tail.refresh()
         finally:
             media.close()

@@ -25,19 +25,35 @@ LOCK_PAUSE_S = 0.02
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """Who asks, and for how long: seconds. A period is longer than a claimant takes from its look to its claim."""
+    """Who asks for which pool, and for how long: seconds.
 
+    A period is longer than a claimant takes from its look to its claim.
+    """
+
+    pool_id: bytes
     node: str
     period_s: float
     lease_s: float
     poll_s: float
 
 
-def acquire(media: Media, terms: Terms) -> Header | None:
-    """Become the owner; the header that says so, or None where somebody else lives or was faster. Raises `OSError`."""
+class Tenure(msgspec.Struct, frozen=True):
+    """An ownership that begins: its header, and when its writing began (monotonic), from which its lease counts."""
+
+    header: Header
+    since_s: float
+
+
+def acquire(media: Media, terms: Terms, former: bytes = NOBODY) -> Tenure | None:
+    """Become the owner; None where somebody else lives or was faster. Raises `OSError`.
+
+    `former` is the nonce of an owner in this very process that writes no more: it need not be waited for.
+    """
     locked = media.lock()
     observed = read_header(media)
-    if observed is None or not _is_free(media, observed, terms, locked=locked):
+    if observed is None or observed.pool_id != terms.pool_id:
+        return None
+    if observed.owner != former and not _is_free(media, observed, terms, locked=locked):
         return None
     nonce = secrets.token_bytes(16)
     for _ in range(CLAIM_ATTEMPTS):
@@ -85,8 +101,9 @@ def is_silent(media: Media, observed: Header) -> bool:
             return False
 
 
-def _own(media: Media, observed: Header, nonce: bytes, terms: Terms) -> Header:
+def _own(media: Media, observed: Header, nonce: bytes, terms: Terms) -> Tenure:
     """Write both copies: a late write of the former owner hits one of them at most."""
+    since_s = time.monotonic()
     mine = msgspec.structs.replace(
         observed,
         owner=nonce,
@@ -98,4 +115,4 @@ def _own(media: Media, observed: Header, nonce: bytes, terms: Terms) -> Header:
     for at in HEADER_OFFSETS:
         media.write(at, encode_header(mine))
     media.sync()
-    return mine
+    return Tenure(mine, since_s)

@@ -6,6 +6,7 @@ no frame may not be there yet: the reader stays, and goes on behind it once a la
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -133,8 +134,11 @@ def read_header(media: Media) -> Header | None:
 class LogTail:
     """Reads the log half that counts, frame by frame. Used by one thread at a time."""
 
-    def __init__(self, media: Media, taken: Callable[[Frame], object], begin: Callable[[Header], None]) -> None:
+    def __init__(
+        self, media: Media, pool_id: bytes, taken: Callable[[Frame], object], begin: Callable[[Header], None]
+    ) -> None:
         self._media = media
+        self._pool_id = pool_id
         self._taken = taken
         self._begin = begin
         self.header: Header | None = None
@@ -144,8 +148,9 @@ class LogTail:
     def refresh(self) -> None:
         """Take what is new. Raises `OSError`."""
         header = read_header(self._media)
-        if header is None:
-            return
+        if header is None or header.pool_id != self._pool_id:
+            found = "no raw pool" if header is None else f"another pool, {header.pool_id.hex()}"
+            raise OSError(errno.ENODATA, f"{self._media.path} holds {found} now")
         last = self.header
         self.header = header
         if last is None or (last.epoch, last.writer) != (header.epoch, header.writer):
