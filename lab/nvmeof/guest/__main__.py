@@ -26,6 +26,7 @@ CASES: dict[str, Case] = {
     "nfs": sharing.nfs_from_one_host,
     "raw-hosts": raw.two_hosts,
     "raw-faults": raw.faults,
+    "raw-gone": raw.gone,
     "drive-failed": faults.drive_failed,
     "xfs-twice": sharing.xfs_mounted_twice,
 }
