@@ -370,13 +370,16 @@ def drop_places(shared: Shared, damage: Iterable[tuple[Segment, int]]) -> None:
 
 
 def forget_segments(shared: Shared, segments: list[Segment]) -> None:
-    """Take segments out of the index, and close their files."""
+    """Take segments out of the index, and close their files; of those that are gone only the name is kept."""
     with shared.lock:
         indexed = [segment for segment in segments if segment.indexed]
         if indexed:
             shared.index.remove_segments([segment.slot for segment in indexed])
         for segment in indexed:
             segment.indexed = False
+        for segment in segments:
+            if segment.gone:
+                shared.segments.bury(segment)
     for segment in segments:
         shared.files.forget(segment.path)
 
