@@ -326,10 +326,10 @@ class Tailer:
     def _note_missing(self, tail: LogTail, known: list[Segment]) -> bool:
         """Compare segments with the names that are there, where those have changed; True when one has come back."""
         changed_ns = os.stat(self._shared.pool.writers / tail.writer).st_mtime_ns
-        if tail.listed and changed_ns == tail.changed_ns:
+        if tail.names_are_known(changed_ns):
             return False
         names = self._shared.pool.names(tail.writer)
-        tail.changed_ns = changed_ns
+        tail.note_listing(changed_ns)
         back = tail.missing & names.segments
         if back:
             tail.missing -= back
