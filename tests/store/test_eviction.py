@@ -219,8 +219,8 @@ def test_open_segments_of_others_have_room_to_grow(tmp_path: Path) -> None:
 
 def test_pinned_segments_stay_and_a_pool_full_of_them_refuses(tmp_path: Path) -> None:
     with open_pool(tmp_path) as store:
-        keys = make_keys(240)
-        assert save(store, keys) == [STORED] * 240
+        keys = make_keys(200)
+        assert save(store, keys) == [STORED] * 200
         pins, outcome, turn = [store.pin(keys)], STORED, 0
         while outcome is STORED:
             more, turn = make_keys(1, f"more {turn}"), turn + 1
@@ -229,7 +229,7 @@ def test_pinned_segments_stay_and_a_pool_full_of_them_refuses(tmp_path: Path) ->
             assert used(tmp_path) <= CAPACITY
         assert outcome is FULL
         store.evict(0)
-        assert store.lookup(keys).leading == 240
+        assert store.lookup(keys).leading == 200
         for pin in pins:
             pin.release()
         assert save(store, make_keys(60, "free again")) == [STORED] * 60

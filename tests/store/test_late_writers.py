@@ -321,6 +321,7 @@ def test_a_segment_that_cannot_be_removed_frees_nothing(
 
 
 def test_what_is_written_is_synced_on_the_way(faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty.store.sync_first = False
     monkeypatch.setattr(writing, "SYNC_BYTES", 2 * SIZE)
     faulty.writes.next(late(0.0), count=9, opcode=SYNC)
     for key in make_keys(5):

@@ -96,6 +96,7 @@ def test_a_torn_write_is_never_served(tmp_path: Path) -> None:
 
 def test_a_failed_sync_seals_nothing(faulty: FaultyStore, tmp_path: Path) -> None:
     keys = make_keys(300)
+    faulty.store.sync_first = False
     faulty.writes.chance(failure(errno.EIO), 1.0, opcode=SYNC)
     assert set(save(faulty.store, keys, SIZE)) == {STORED}
     assert len(list((tmp_path / "writers").glob("*/*.seg"))) > 3

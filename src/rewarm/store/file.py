@@ -83,6 +83,7 @@ class FileStore:
         self.counters = Counters()
         self.alignment = choice.alignment if choice.direct else 1
         self.sync_first = choice.network or not choice.direct
+        self.counts_written = not choice.network
         self.always_bounce = settings.bounce == "always" or choice.network
         self.io_deadline_s = settings.io_deadline_s
         self._mount = mount
