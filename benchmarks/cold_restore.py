@@ -20,7 +20,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,27 +28,14 @@ from pathlib import Path
 import numpy as np
 
 from _busy import BusyProcess, BusyThread, Quiet
+from _media import QUEUE, build_ring, extents_of, read_bytes, run_ring
 from _unchecked import checksum_left_out
 from rewarm.store.layout import digest
 from rewarm.store.opening import open_store
 from rewarm.units import format_size, parse_size
 
-HERE = Path(__file__).parent
-QUEUE = 32
 BYTES = 1 << 30
 SAVE_BYTES = 64 << 20
-
-
-def build_ring(directory: Path) -> Path | None:
-    """The C ring, or None where it cannot be built."""
-    binary = directory / "bare_ring"
-    command = ["cc", "-O2", str(HERE / "bare_ring.c"), "-o", str(binary), "-luring"]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f"no C ring: {error}", file=sys.stderr)
-        return None
-    return binary
 
 
 class Bed:
@@ -73,20 +59,15 @@ class Bed:
         arena[:] = 1
         self.arena = arena.reshape(self.count, block)
         self.registered = self.store.register(arena)
-        self.extents = self._extents()
-
-    def _extents(self) -> list[tuple[Path, int]]:
-        """(segment, payload bytes); blocks of this size leave no gaps."""
-        segments = sorted(self.root.glob("writers/*/*.seg"))
-        return [(path, path.stat().st_size - 4096) for path in segments]
+        self.extents = extents_of(self.root)
 
     def rewarm(self) -> tuple[float, float, int]:
         """Seconds, CPU seconds, bytes of one verified restore."""
-        before = int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0])
+        before = read_bytes()
         cpu_s, start_s = time.process_time(), time.perf_counter()
         good = self.store.load(self.keys, self.arena).wait()
         seconds, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu_s
-        counted = int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0]) - before
+        counted = read_bytes() - before
         assert all(good)
         payload = self.count * self.block
         assert abs(counted - payload) < 0.01 * payload, f"not cold: the kernel counted {counted} of {payload}"
@@ -106,9 +87,7 @@ class Bed:
 
     def ring(self, binary: Path, fixed: bool) -> tuple[float, float, int]:
         """The same through the C ring."""
-        lines = "\n".join(f"{path} 4096 {size}" for path, size in self.extents)
-        command = [str(binary), str(QUEUE), str(int(fixed)), str(self.block)]
-        result = json.loads(subprocess.run(command, input=lines, text=True, check=True, capture_output=True).stdout)
+        result = run_ring(binary, self.extents, self.block, fixed=fixed)
         return result["seconds"], result["cpu_s"], result["bytes"]
 
     def fio(self) -> tuple[float, float, int]:
