@@ -9,7 +9,9 @@ Every reading is a process of its own: its pool and its backend are made, then a
 the files were dropped from the page cache: *first*, as after a restart, and *then*, as a process that has read before.
 All bytes are compared, and the kernel must have counted them as read from the medium; in memory (/dev/shm) nothing is
 cold, and the table says so. The contenders take turns, and the C ring (benchmarks/bare_ring.c, 1 MiB, 32 in flight,
-registered memory, no checksum) reads the same segments in the same rounds: what the medium gives on this machine.
+registered memory, no checksum) reads the same segments in the same rounds: what the medium gives on this machine, so
+its lead over `file` is what any reader could reach. The host pool is mapped as SGLang maps it; `--huge-pages` sets what
+has SGLang ask for huge pages, for all contenders.
 
 `file` reads a page into new memory of its own and copies it into the pool. Where that memory comes from decides half of
 its speed, so it is measured twice: `file` with an allocator that keeps what is freed, as torch does for the pinned
@@ -47,6 +49,8 @@ LAYERS, HEADS, WIDTH = 16, 8, 128
 TOKEN_BYTES = 2 * LAYERS * HEADS * WIDTH * 2
 CALL_PAGES = 128
 RING_BLOCK = 1 << 20
+HUGE_PAGES = "SGLANG_HICACHE_HOST_PARALLEL_ALLOC_THREADS"
+"""With any number of threads SGLang maps host pools of its own so that the kernel may use huge pages."""
 OURS, FILE, FILE_NEW = "rewarm", "file", "file, new memory"
 NAMES = (FILE, OURS, FILE_NEW)
 STATES = ("first", "then")
@@ -64,9 +68,11 @@ def main() -> None:
         "--pages", default="64KiB,256KiB,1MiB,2MiB,4MiB", help="bytes of a page, whole tokens of 64 KiB"
     )
     parser.add_argument("--threads", type=int, default=1, help="torch's threads, with which `file` copies")
+    parser.add_argument("--huge-pages", action="store_true", help=f"a host pool of huge pages, by {HUGE_PAGES}")
     parser.add_argument("-o", "--output", type=Path, help="also write every reading as JSON")
     arguments = parser.parse_args()
     enter_environment()
+    os.environ[HUGE_PAGES] = "2" if arguments.huge_pages else "0"
     sizes = [int(parse_size(size)) for size in arguments.pages.split(",")]
     if wrong := [size for size in sizes if size % TOKEN_BYTES or POOL_BYTES % size]:
         sys.exit(f"pages of {wrong[0]} bytes do not fit: whole tokens of {TOKEN_BYTES}, and the pool has {POOL_BYTES}")
@@ -124,7 +130,7 @@ def duel(folder: Path, bed: Path, page_bytes: int, ring: Path | None, rounds: in
             found = run_ring(ring, extents, RING_BLOCK, fixed=True)
             medium.append(found["bytes"] / found["seconds"] / 1e9)
     show(bed, page_bytes, readings, medium)
-    return {"bed": str(bed), "page_bytes": page_bytes, "readings": readings, "ring_gb_per_s": medium}
+    return {"bed": str(bed), "page_bytes": page_bytes, "readings": readings, "ring": medium, "load": os.getloadavg()}
 
 
 class Side:
@@ -220,8 +226,8 @@ def set_allocator(*, keep: bool) -> None:
 def show(bed: Path, page_bytes: int, readings: dict[str, list[list[Reading]]], medium: list[float]) -> None:
     """Medians and ranges."""
     cold = "cold" if readings[OURS][0][0]["kernel"] else "in memory: nothing is cold"
-    ceiling = f"; the C ring {spread(medium)} GB/s" if medium else ""
-    print(f"\n{bed}: pages of {format_size(page_bytes)}, {len(readings[OURS])} interleaved rounds, {cold}{ceiling}")
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"\n{bed}: pages of {format_size(page_bytes)}, {len(readings[OURS])} interleaved rounds, {cold}; load {load}")
     for at, state in enumerate(STATES):
         rates = {name: [POOL_BYTES / turn[at]["seconds"] / 1e9 for turn in of] for name, of in readings.items()}
         for name in NAMES:
@@ -229,6 +235,9 @@ def show(bed: Path, page_bytes: int, readings: dict[str, list[list[Reading]]], m
             ratio = [ours / theirs for ours, theirs in zip(rates[OURS], rates[name], strict=True)]
             against = "" if name == OURS else f"   rewarm / this {spread(ratio)}"
             print(f"  {state:5}  {name:16}  {spread(rates[name])} GB/s  {cpu:.3f} CPU s/GB{against}")
+            if medium and name == FILE:
+                bound = [most / theirs for most, theirs in zip(medium, rates[name], strict=True)]
+                print(f"  {state:5}  {'the C ring':16}  {spread(medium)} GB/s{'':19}   the ring / file {spread(bound)}")
     opened = statistics.median(turn[0]["opened_s"] for turn in readings[OURS])
     print(f"  Rewarm opens the pool and registers its memory in {opened:.2f} s", flush=True)
 
