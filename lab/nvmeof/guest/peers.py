@@ -81,6 +81,16 @@ class Peer:
             answers.append(answer)
         return answers
 
+    def stop(self) -> None:
+        """SIGSTOP: as if the host had been suspended."""
+        assert self._process.pid
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        assert self._process.pid
+        os.kill(self._process.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL."""
         assert self._process.pid

@@ -42,6 +42,7 @@ class Media:
         self.deadline_s = deadline_s
         self.descriptor = -1
         self.bytes = 0
+        self.block = False
         self._closed = False
         self._mount = Mount(deadline_s)
         self._overdue: Future[int] | None = None
@@ -55,6 +56,7 @@ class Media:
     def _open(self, flags: int) -> int:
         self.descriptor = open_raw(Path(self.path), flags)
         self.bytes = os.lseek(self.descriptor, 0, os.SEEK_END)
+        self.block = stat.S_ISBLK(os.fstat(self.descriptor).st_mode)
         return 0
 
     def read(self, offset: int, count: int) -> npt.NDArray[np.uint8]:
@@ -76,6 +78,10 @@ class Media:
     def _sync(self) -> int:
         os.fdatasync(self.descriptor)
         return 0
+
+    def control(self, request: int, content: bytes) -> int:
+        """Ask the driver something (ioctl) that takes `content`; its answer, 0 or more."""
+        return self._bounded(lambda: fcntl.ioctl(self.descriptor, request, bytearray(content)))
 
     def lock(self) -> bool:
         """Lock the device for as long as this process lives; False where another process of this machine has it."""

@@ -68,6 +68,7 @@ class Owner:
     def __init__(self, media: Media, tenure: Tenure, *, grace_s: float) -> None:
         self.media = media
         self.header = tenure.header
+        self.reservation = tenure.reservation
         self.grace_s = grace_s
         self.lock = threading.RLock()
         self.lost = False
@@ -173,6 +174,7 @@ class Owner:
                 msgspec.structs.replace(self.header, counter=self.header.counter + 1, owner=NOBODY, node="")
             )
             self.media.sync()
+            self.reservation.release()
 
     # The log.
 

@@ -5,6 +5,7 @@ Becoming an owner takes long, and longer where a medium does not answer: only wh
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from rewarm.store import forks
@@ -21,6 +22,8 @@ class _Seat:
         self.owner: Owner | None = None
         self.handles = 0
 
+
+log = logging.getLogger("rewarm.store")
 
 _lock = threading.Lock()
 _seats: dict[tuple[str, int], _Seat] = {}
@@ -64,6 +67,8 @@ def _become_owner(path: str, terms: Terms, direct: bool, deadline_s: float, form
     try:
         tenure = acquire(media, terms, former)
         if tenure is not None:
+            fence = "reserved" if tenure.reservation.held else f"no fence: {tenure.reservation.why_not}"
+            log.info("%s: this host owns the pool (%s)", path, fence)
             return Owner(media, tenure, grace_s=GRACE_POLLS * terms.poll_s)
     except OSError:
         media.close()

@@ -284,6 +284,8 @@ class RawStore:
         notes = [note for note in (self._reads.broken, self._saves.broken, self._unreadable) if note]
         if self.read_only:
             notes.append("this handle reads only: another process or host owns the pool, or it is not this host's")
+        elif self._owner and self._owner.media.block and not self._owner.reservation.held:
+            notes.append(f"no fence against a late owner: reservations: {self._owner.reservation.why_not}")
         return report(
             self.counters,
             self.choice,
