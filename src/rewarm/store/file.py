@@ -105,8 +105,6 @@ class FileStore:
         self._evictor = Evictor(self, self._tailer, self._writes, leases, Keeper(self, self._queue_save))
         self._fallback = Fallback(self, self._tailer, self._name_damage, network=choice.network)
         try:
-            mount.call(self._tailer.refresh)
-            mount.call(self._evictor.measure)
             self._tender.start(self._tailer, self._evictor)
         except (OSError, RuntimeError) as error:
             self.close()

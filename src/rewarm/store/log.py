@@ -23,6 +23,9 @@ READ_BYTES = 4 * FRAME_BYTES_MAX
 TICK_S = 2.0
 """The coarsest times of a file system: of two changes within this the second may not show in them."""
 
+LEASE_S_MAX = 86400.0
+"""No writer can ask to be waited for longer than a day."""
+
 Position = tuple[int, int]
 """(number of a log, byte offset in it)."""
 
@@ -53,6 +56,8 @@ class LogTail:
         self.seen_s = time.monotonic()
         """When this process last saw something new in it, by its own clock."""
         self.lease_s: float | None = None
+        self.unreadable = False
+        """The last attempt to read it failed, or took longer than the mount allows."""
         self.adopted = False
         self.end: Position | None = None
         self.rolled_to = 0
@@ -63,6 +68,10 @@ class LogTail:
     def position(self) -> Position:
         """Where the next frame is expected."""
         return self.epoch, self.offset
+
+    def take_lease(self, lease_s: float | None) -> None:
+        """What the log says of its writer's lease."""
+        self.lease_s = min(lease_s, LEASE_S_MAX) if lease_s else None
 
     def rewind(self) -> None:
         """Begin again: files may have come back, or gone."""
