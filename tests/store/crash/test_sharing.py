@@ -6,6 +6,7 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
+from tests.lengths import repeated
 from tests.store.crash.sharers import BATCH_BLOCKS, BLOCK_BYTES, NAMESPACE, Tally, batch_keys, share
 
 from rewarm.store.opening import open_store
@@ -14,7 +15,7 @@ from rewarm.testing import payload
 pytestmark = pytest.mark.crash
 
 PROCESSES = 8
-SECONDS = 60
+SECONDS = repeated(20, 60)
 START_S_MAX = 60
 END_S_MAX = 60
 
