@@ -56,6 +56,7 @@ def test_eight_processes_share_a_directory(tmp_path: Path) -> None:
     assert not failures, f"{len(failures)} failures, among them: {failures[:10]}"
     for tally in tallies:
         assert tally.hits_of_others > len(tally.saved) * BATCH_BLOCKS, "hardly anything of the others was due"
+        assert tally.late < tally.due, "the polls have shown nothing in time"
         assert tally.hits_common
     with open_store(url, namespace=NAMESPACE) as store:
         for process, tally in enumerate(tallies):
