@@ -107,6 +107,26 @@ def test_the_log_rolls_and_readers_follow(device: Path) -> None:
         assert load(again, keys, PAGE) == [Outcome.HIT] * 80
 
 
+def test_readers_go_on_behind_a_frame_that_could_not_be_written(device: Path) -> None:
+    keys = make_keys(3)
+    with open_as(device, "a") as store, open_as(device, "b") as reader:
+        assert save(store, keys[:1], BLOCK) == [Outcome.STORED]
+        reader.refresh()
+        owner = store.owner
+        assert owner is not None
+        write = owner.media.write
+
+        def fail(offset: int, data: bytes) -> None:
+            raise OSError("the medium")
+
+        owner.media.write = fail  # type: ignore[method-assign]
+        assert save(store, keys[1:2], BLOCK) == [Outcome.LOST_MEDIUM]
+        owner.media.write = write  # type: ignore[method-assign]
+        assert save(store, keys[2:], BLOCK) == [Outcome.STORED]
+        reader.refresh()
+        assert load(reader, keys, BLOCK) == [Outcome.HIT, Outcome.MISSING, Outcome.HIT]
+
+
 def test_an_owner_that_gets_late_while_it_rolls_the_log_leaves_it(device: Path) -> None:
     keys = make_keys(20)
     with open_as(device, "a") as store, open_as(device, "b") as reader:

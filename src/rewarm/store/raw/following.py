@@ -40,6 +40,12 @@ class Follower:
         """The header that was read last."""
         return self._tail.header or self._header
 
+    def take_read_bytes(self) -> int:
+        """Bytes of header and log read since this was asked last."""
+        with self.lock:
+            count, self._tail.read_bytes = self._tail.read_bytes, 0
+        return count
+
     def catch_up(self) -> None:
         """Read what was published since the last time. Raises `OSError`, within the medium's deadline."""
         if not self._tailing.acquire(timeout=self.media.deadline_s):

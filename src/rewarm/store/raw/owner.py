@@ -82,6 +82,7 @@ class Owner:
         self._freed_s: dict[int, float] = {}
         self.table = SlotTable(self.header)
         self._sequence, self._at = 0, 0
+        self._hole = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep_counting, name="rewarm-raw-lease", daemon=True)
         self._thread.start()  # First: a long log takes longer than half a lease to read.
@@ -201,7 +202,11 @@ class Owner:
 
     def _write_frame(self, data: bytes) -> None:
         at, self._at = self._at, self._at + len(data)  # After a failed write the offset moves on.
+        hole, self._hole = self._hole, True
         self.media.write(self.header.half_offset(self.header.epoch) + at, data)
+        self._hole = False
+        if hole:
+            self.count()  # So that readers look behind the damage now.
         self.bytes_log += len(data)
         frame = decode_frame(memoryview(data))
         assert frame is not None

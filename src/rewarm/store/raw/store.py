@@ -129,7 +129,11 @@ class RawStore:
 
     def catch_up(self) -> None:
         """Read what was published since the last poll. Raises `OSError`, within the deadline of I/O."""
-        self._log.catch_up()
+        followed = self._log
+        try:
+            followed.catch_up()
+        finally:
+            self.counters.add(bytes_log=followed.take_read_bytes())
 
     def _poll(self) -> None:
         """Follow the log, at least as often as the owner counts on; watch over the reads in between."""
