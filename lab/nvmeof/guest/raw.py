@@ -77,6 +77,8 @@ def gone(bench: Bench, short: bool) -> str:
     urls = {host: f"block://{_link(host)}?poll={POLL_S * 1000:.0f}ms&io_deadline={DEADLINE_S}s" for host in "AB"}
     bench.peer("host-A").ask("format", device=str(_link("A")))
     owner = filled(bench, urls["A"], "host-A")
+    notes = owner.ask("stats")["notes"]
+    expect(any("no fence" in note for note in notes), f"this kernel's NVMe target takes no reservations: {notes}")
     reader = bench.peer("host-B")
     reader.ask("open", url=urls["B"])
     peers = (owner, reader)
