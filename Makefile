@@ -10,7 +10,7 @@ BENCHES := $(filter-out _%,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.
 PIP     := $(BIN)/python -m pip install --quiet --prefer-binary
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage check lint types format fuzz lab-two-media lab-nvmeof engine-env lmcache-env sglang-env transformers-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
+.PHONY: help demo test test-long coverage check lint types format fuzz lab-two-media lab-nvmeof engine-env lmcache-env sglang-env transformers-env install dev clean $(SUITES:%=test-%) $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -58,6 +58,9 @@ lab-two-media: $(VENV)/.dev ## two throttled media, every restore order, the pub
 
 lab-nvmeof: $(VENV)/.dev ## a guest with a real NVMe-oF target, link and drive faults, two hosts: root, ten minutes
 	@lab/nvmeof/run $(ARGS)
+
+test-long: $(VENV)/.dev ## the crash suite with every repetition it has, 1,000 power losses among them: twenty minutes
+	@REWARM_LONG=1 $(BIN)/python -m pytest -q -m crash $(ARGS)
 
 soak: $(VENV)/.dev ## thirty minutes of 24 processes on three hosts under random faults; needs root and GlusterFS
 	@REWARM_SOAK_S=1800 $(BIN)/python -m pytest -q -m soak $(ARGS)

@@ -24,7 +24,6 @@ import re
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from _busy import BusyProcess, BusyThread, Quiet
+from _media import QUEUE, build_ring, extents_of, read_bytes, run_ring
 from _unchecked import checksum_left_out
 from rewarm.store.contract import Store
 from rewarm.store.layout import digest
@@ -40,23 +40,9 @@ from rewarm.store.opening import open_store
 from rewarm.store.process.arena import shared_arena
 from rewarm.units import format_size, parse_size
 
-HERE = Path(__file__).parent
-QUEUE = 32
 BYTES = 1 << 30
 SAVE_BYTES = 64 << 20
 ROWS = {"rewarm", "process", "unverified", "fio", "ring"}
-
-
-def build_ring(directory: Path) -> Path | None:
-    """The C ring, or None where it cannot be built."""
-    binary = directory / "bare_ring"
-    command = ["cc", "-O2", str(HERE / "bare_ring.c"), "-o", str(binary), "-luring"]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f"no C ring: {error}", file=sys.stderr)
-        return None
-    return binary
 
 
 class Bed:
@@ -80,7 +66,7 @@ class Bed:
         arena[:] = 1
         self.arena = arena.reshape(self.count, block)
         self.registered = self.store.register(arena)
-        self.extents = self._extents()
+        self.extents = extents_of(self.root)
         self.beside = open_store(f"file://{self.root}?io=process") if process else None
         if self.beside:
             shared = np.frombuffer(shared_arena(self.count * block), np.uint8)
@@ -90,11 +76,6 @@ class Bed:
             found = re.search(r"process (\d+) reads", "".join(self.beside.stats().notes))
             assert found, self.beside.stats().notes
             self.pid = int(found[1])
-
-    def _extents(self) -> list[tuple[Path, int]]:
-        """(segment, payload bytes); blocks of this size leave no gaps."""
-        segments = sorted(self.root.glob("writers/*/*.seg"))
-        return [(path, path.stat().st_size - 4096) for path in segments]
 
     def rewarm(self) -> tuple[float, float, int]:
         """Seconds, CPU seconds, bytes of one verified restore."""
@@ -106,10 +87,11 @@ class Bed:
         return self._restore(self.beside, self.shared, [os.getpid(), self.pid])
 
     def _restore(self, store: Store, arena: np.ndarray, pids: list[int]) -> tuple[float, float, int]:
-        before, used_s, start_s = read_bytes(pids), cpu_seconds(pids), time.perf_counter()
+        before = sum(map(read_bytes, pids))
+        used_s, start_s = cpu_seconds(pids), time.perf_counter()
         good = store.load(self.keys, arena).wait()
         seconds, used_s = time.perf_counter() - start_s, cpu_seconds(pids) - used_s
-        counted = read_bytes(pids) - before
+        counted = sum(map(read_bytes, pids)) - before
         assert all(good)
         payload = self.count * self.block
         assert abs(counted - payload) < 0.01 * payload, f"not cold: the kernel counted {counted} of {payload}"
@@ -129,9 +111,7 @@ class Bed:
 
     def ring(self, binary: Path, fixed: bool) -> tuple[float, float, int]:
         """The same through the C ring."""
-        lines = "\n".join(f"{path} 4096 {size}" for path, size in self.extents)
-        command = [str(binary), str(QUEUE), str(int(fixed)), str(self.block)]
-        result = json.loads(subprocess.run(command, input=lines, text=True, check=True, capture_output=True).stdout)
+        result = run_ring(binary, self.extents, self.block, fixed=fixed)
         return result["seconds"], result["cpu_s"], result["bytes"]
 
     def fio(self) -> tuple[float, float, int]:
@@ -155,11 +135,6 @@ class Bed:
         if self.beside:
             self.beside.close()
         shutil.rmtree(self.root)
-
-
-def read_bytes(pids: list[int]) -> int:
-    """What the kernel has counted as read from media for these processes."""
-    return sum(int(Path(f"/proc/{pid}/io").read_text().split("read_bytes: ")[1].split()[0]) for pid in pids)
 
 
 def cpu_seconds(pids: list[int]) -> float:

@@ -12,19 +12,17 @@ ratio larger, than on a GPU. A prompt is the prefix and 32 tokens of its own; th
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import random
 import shutil
 import statistics
-import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from _child import in_child
+from _media import drop_pages
 
 PREFIX_TOKENS = 2048
 OWN_TOKENS = 32
@@ -135,36 +133,6 @@ def restored(pool: Path, model: str, seed: int) -> dict[str, Any]:
         "restored": found.restored_tokens,
         "device": found.store.device,
     }
-
-
-def drop_pages(folder: Path) -> None:
-    """Drop the pool's files from the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            with contextlib.suppress(OSError):
-                os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
-
-
-def in_child(folder: Path, work: Callable[[], Any]) -> Any:
-    """Do work in a process of its own; its result, through a file."""
-    answer = folder / "answer.json"
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            answer.write_text(json.dumps(work()))
-            code = 0
-        except BaseException:  # noqa: BLE001  # the child ends here whatever happens: the rest of main is not its own
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if status:
-        sys.exit("a process of the benchmark failed")
-    return json.loads(answer.read_text())
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ recompute is slower, and the ratio larger, than on a GPU.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import random
 import shutil
@@ -21,10 +19,11 @@ import statistics
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from _child import in_child
+from _media import drop_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 LENGTHS = (4096, 8192)
@@ -192,39 +191,6 @@ def rewarm_tier(path: Path) -> dict[str, Any]:
         {"kv_connector": "RewarmConnector", "kv_connector_module_path": "rewarm.connectors.vllm"},
         {"type": "RewarmTier", "module_path": "rewarm.connectors.vllm", "url": f"file://{path}?capacity=4GiB"},
     )
-
-
-def drop_pages(folder: Path) -> None:
-    """Drop the files of both tiers from the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            with contextlib.suppress(OSError):
-                os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
-
-
-def in_child(folder: Path, work: Callable[[], Any]) -> Any:
-    """Do work in a process of its own, whose prints go to a log; its result, through a file."""
-    answer = folder / "answer.json"
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            answer.write_text(json.dumps(work()))
-            code = 0
-        except BaseException:  # noqa: BLE001  # the child ends here whatever happens: the rest of main is not its own
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if status:
-        sys.exit(f"a process of the benchmark failed:\n{(folder / 'log').read_text()[-3000:]}")
-    return json.loads(answer.read_text())
 
 
 if __name__ == "__main__":

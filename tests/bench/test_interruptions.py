@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.lengths import repeated
 
 from rewarm.cli import exits
 
@@ -75,7 +76,7 @@ def test_a_run_of_several_ranks_that_is_interrupted_leaves_no_process(tmp_path: 
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(repeated(2, 4)))
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_interruption_at_any_moment_leaves_nothing(name: str, seed: int, tmp_path: Path) -> None:
     interrupt(name, tmp_path, random.Random(f"{name} {seed}"))

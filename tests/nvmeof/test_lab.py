@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CASES = (
     "boot", "array", "kit", "kills", "cold-recovery", "rdma", "link-down", "reset", "target-killed", "path-gone",
-    "nfs", "raw-hosts", "raw-faults", "drive-failed", "xfs-twice", "end",
+    "nfs", "raw-hosts", "raw-faults", "raw-gone", "fence", "drive-failed", "xfs-twice", "end",
 )  # fmt: skip
 CANNOT_BE_BUILT = 3
 TERMINATED = 143

@@ -94,7 +94,7 @@ class Host:
             "PATH": _path(),
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
         }
 
     def pids(self, name: str) -> list[int]:

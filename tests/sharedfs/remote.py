@@ -12,6 +12,10 @@ ANSWER_S = 90.0
 """Nothing that a store is asked here may take longer, whatever has failed."""
 
 
+class Ended(AssertionError):
+    """The process is not there any more."""
+
+
 class Remote:
     """One such process; answers are awaited for so long, never for ever."""
 
@@ -34,12 +38,13 @@ class Remote:
         self.process.stdin.flush()
 
     def answer(self, seconds: float = ANSWER_S) -> str:
-        """The next answer. Fails where none comes in time, or the process has ended."""
+        """The next answer. Fails where none comes in time, and with `Ended` where the process has ended."""
         try:
             line = self._answers.get(timeout=seconds)
         except queue.Empty:
             raise AssertionError(f"no answer within {seconds} s") from None
-        assert line, "the process has ended"
+        if not line:
+            raise Ended
         return line
 
     def ask(self, line: str, seconds: float = ANSWER_S) -> str:

@@ -48,6 +48,7 @@ AFTERMATH_S = 15.0
 """After a cut or a hang, a mount needs some time until it serves again."""
 
 HITS_MIN = 0.95
+FINDINGS_SHOWN = 20
 
 
 @dataclass
@@ -287,6 +288,18 @@ class Soak:
         return "\n".join(lines)
 
 
+def _in_short(word: str) -> str:
+    """What a check says: how often each kind, and the first findings in full."""
+    try:
+        report = json.loads(word)
+    except json.JSONDecodeError:
+        return f"no report, but {word[-300:]!r}"
+    lines = [f"clean {report['clean']}, {report['blocks']} blocks"]
+    for name in ("findings", "notes"):
+        lines.append(f"{name} {dict(Counter(one['kind'] for one in report[name]))}")
+    return "\n".join([*lines, *map(str, report["findings"][:FINDINGS_SHOWN])])
+
+
 def test_soak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Gluster(tmp_path, HOSTS) as system:
         records = tmp_path / "records"
@@ -298,10 +311,12 @@ def test_soak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         soak.finish()
         soak.measure()
         soak.read_records()
-        clean = system.host("a").run(sys.executable, "-m", "rewarm", "check", str(soak.root), check=False, timeout=120)
+        clean = system.host("a").run(
+            sys.executable, "-m", "rewarm", "check", str(soak.root), "--json", check=False, timeout=120
+        )
     tally = soak.tally
     with capsys.disabled():
-        print(f"\n{soak.report()}\ncheck afterwards: {clean.splitlines()[-1] if clean else 'no answer'}")
+        print(f"\n{soak.report()}\ncheck afterwards: {_in_short(clean)}")
     assert tally.wrong == 0, "wrong bytes were served"
     assert not tally.failures, f"{len(tally.failures)} failures, among them: {tally.failures[:5]}"
     assert tally.due.total() > SECONDS, "hardly anything was due"

@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+from tests.lengths import repeated
 from tests.store.faulty_store import FaultyStore, arena, checked
 
 from rewarm.errors import StorageError
@@ -23,7 +24,7 @@ from rewarm.testing.faulty import bit_flip, failure, late, short, stall, torn_wr
 
 pytestmark = pytest.mark.crash
 
-SECONDS = 12.0
+SECONDS = float(repeated(6, 12))
 HANDLES = 3
 THREADS = 9
 CAPACITY = 16 << 20

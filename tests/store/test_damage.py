@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.lengths import repeated
 from tests.store.damaged_pool import Template, build, load, open_pool, save
 
 from rewarm.errors import ConfigError
@@ -105,7 +106,7 @@ def hold_to_the_promise(template: Template, root: Path, may_miss: set[bytes]) ->
 
 
 QUICK = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-LONG = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LONG = settings(max_examples=repeated(100, 300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 """The long form runs with the crash suite."""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.lengths import repeated
 
 from rewarm.store.contract import Store
 from rewarm.store.opening import open_store
@@ -49,9 +50,9 @@ class TestFileMachine(FileMachine.TestCase):
 
 @pytest.mark.crash
 class TestFileMachineAtLength(FileMachine.TestCase):
-    settings = settings(max_examples=60, stateful_step_count=40)
+    settings = settings(max_examples=repeated(20, 60), stateful_step_count=40)
 
 
 @pytest.mark.crash
 class TestPollingFileMachineAtLength(PollingFileMachine.TestCase):
-    settings = settings(max_examples=60, stateful_step_count=40)
+    settings = settings(max_examples=repeated(20, 60), stateful_step_count=40)

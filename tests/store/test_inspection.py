@@ -109,6 +109,9 @@ def test_what_is_no_pool(tmp_path: Path) -> None:
 
 def test_segments_are_listed_in_the_order_of_their_eviction(tmp_path: Path) -> None:
     save(tmp_path, "one", 10)
+    for number, segment in enumerate(sorted((tmp_path / "writers").glob("*/*.seg"))):
+        then = time.time() - 1000.0 + number // 2  # two of three at the same time
+        os.utime(segment, (then, then))
     with open_store(f"file://{tmp_path}", namespace="one") as store:
         assert store.save(make_keys(1, "x"), [bytes(SIZE)]).wait(WAIT_S) == [True]
         assert inspect_pool(tmp_path).segments == []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +64,11 @@ def test_verbs_that_look_at_the_directory_end(tmp_path: Path, mount: DeadMount) 
     with open_pool(tmp_path, OPTIONS) as store:
         assert save(store, keys) == [STORED] * 3
         mount.kill("scandir")
-        for verb in (store.refresh, store.check, lambda: store.evict(0), store.erase):
-            with pytest.raises(StorageError, match="has not answered for 1 s"):
-                verb()
+        verbs = (store.refresh, store.check, lambda: store.evict(0), store.erase)
+        with ThreadPoolExecutor(len(verbs)) as threads:
+            for asked in [threads.submit(verb) for verb in verbs]:
+                with pytest.raises(StorageError, match="has not answered for 1 s"):
+                    asked.result(WAIT_S)
         assert store.lookup(keys).leading == 3, "memory answers"
         assert load(store, keys) == [HIT] * 3, "and so do files that are open"
         assert store.stats().blocks == 3
@@ -146,3 +151,77 @@ def test_no_thread_is_a_plain_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(StorageError, match="can't start new thread"):
         open_pool(tmp_path)
     assert not (tmp_path / pool.POOL_FILE).exists()
+
+
+def hang_in(monkeypatch: pytest.MonkeyPatch, mount: DeadMount, log: Path) -> threading.Event:
+    """Reads of one log hang while the mount is dead; the event says that one does."""
+    preadv, hangs = os.preadv, threading.Event()
+    inode = log.stat().st_ino
+
+    def hang(descriptor: int, *args: Any) -> int:
+        if os.fstat(descriptor).st_ino == inode and not mount.answers.is_set():
+            hangs.set()
+            assert mount.answers.wait(WAIT_S)
+        return preadv(descriptor, *args)
+
+    monkeypatch.setattr(os, "preadv", hang)
+    mount.answers.clear()
+    return hangs
+
+
+def must_fail(verb: Callable[[], None]) -> None:
+    """The verb says that the medium does not answer."""
+    with pytest.raises(StorageError):
+        verb()
+
+
+def test_a_log_that_hangs_keeps_nobody_from_saving_nor_from_opening(
+    tmp_path: Path, mount: DeadMount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, own, late = (make_keys(2, tag) for tag in ("lost", "own", "late"))
+    with open_pool(tmp_path, "&lease=1h") as writer, open_pool(tmp_path, f"{OPTIONS}&lease=1h") as other:
+        assert save(writer, lost) == [STORED] * 2
+        other.refresh()
+        (log,) = tmp_path.glob("writers/*/*.log")
+        hangs = hang_in(monkeypatch, mount, log)
+        reading = threading.Thread(target=must_fail, args=(other.refresh,))
+        reading.start()
+        assert hangs.wait(WAIT_S)
+        assert save(other, own) == [STORED] * 2, "room is made without a look at the log that hangs"
+        with open_pool(tmp_path, OPTIONS) as fresh:
+            assert save(fresh, late) == [STORED] * 2
+            mount.revive()
+            fresh.refresh()
+            assert load(fresh, [*lost, *own]) == [HIT] * 4
+        reading.join(WAIT_S)
+        other.refresh()
+        assert load(other, late) == [HIT] * 2
+
+
+def test_a_log_that_could_not_be_read_is_read_last_and_its_writer_taken_for_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preadv, asked, broken = os.preadv, list[int](), set[int]()
+
+    def read(descriptor: int, *args: Any) -> int:
+        inode = os.fstat(descriptor).st_ino
+        asked.append(inode)
+        if inode in broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return preadv(descriptor, *args)
+
+    with contextlib.ExitStack() as stack:
+        for tag in ("first", "second"):
+            assert save(stack.enter_context(open_pool(tmp_path, OPTIONS)), make_keys(1, tag)) == [STORED]
+        reader = stack.enter_context(open_pool(tmp_path, OPTIONS))
+        monkeypatch.setattr(os, "preadv", read)
+        for log in tmp_path.glob("writers/*/*.log"):
+            broken.clear()
+            broken.add(log.stat().st_ino)
+            reader.refresh()
+            assert not reader._tailer.silent(log.parent.name, 0.0)
+            asked.clear()
+            reader.refresh()
+            assert asked[-1] in broken
+            assert len(set(asked)) == 2
+            assert reader.stats().notes == ["1 logs could not be read"]

@@ -244,7 +244,8 @@ def test_bytes_are_counted_as_payload_and_padding(faulty: FaultyStore) -> None:
     assert load(faulty.store, keys, 5000, aligned=False) == [HIT] * 10
     stats = faulty.store.stats()
     assert stats.bytes_read == 10 * 5000
-    assert stats.bytes_padding == 2 * 10 * (8192 - 5000), "of the save and of the load"
+    padded = 2 if faulty.store.alignment > 1 else 1  # on a medium without O_DIRECT a load reads no padding
+    assert stats.bytes_padding == padded * 10 * (8192 - 5000), "of the save and of the load"
     assert stats.unreleased_bytes == stats.queued_bytes == 0
 
 

@@ -123,12 +123,12 @@ def test_close_is_bounded_and_gives_verdicts(tmp_path: Path) -> None:
         assert hung.done()
         assert set(hung.outcomes) == {Outcome.CANCELLED}
         assert not hung.released()
-        threads = [thread for thread in threading.enumerate() if thread.name == "rewarm-read"]
+        thread = one.store._reads._thread
+        assert thread is not None
         one.heal()
         assert hung.wait_released(WAIT_S), "who stays behind gives memory back when the medium answers"
-        for thread in threads:
-            thread.join(WAIT_S)
-            assert not thread.is_alive()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
 
 
 # Defects of our own: nobody may wait for ever.

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.store.faulty_store import WAIT_S
 
-from rewarm.store import layout
+from rewarm.store import layout, log
 from rewarm.store.contract import EMPTY_NAMESPACE, Outcome, Store
 from rewarm.store.file import FileStore
 from rewarm.store.layout import PAGE, SEGMENT_GONE, Kind
@@ -134,6 +134,32 @@ def test_own_blocks_go_with_their_directory_before_the_first_refresh(tmp_path: P
         (tmp_path / "aside").rename(tmp_path / "writers" / own)
         store.refresh()
         assert load(store, keys) == [HIT] * 3, "it may come back with its mount"
+
+
+@pytest.mark.parametrize("tick_s", [2.0, 0.0])
+def test_files_that_come_back_within_a_tick_of_the_clock(
+    tmp_path: Path, tick_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times of a directory advance every few milliseconds on many kernels, every second or two on some servers."""
+    monkeypatch.setattr(log, "TICK_S", tick_s)
+    keys = make_keys(3)
+    with open_pool(tmp_path) as one, open_pool(tmp_path) as other:
+        assert save(one, keys) == [Outcome.STORED] * 3
+        other.refresh()
+        (segment,) = (tmp_path / "writers").glob("*/*.seg")
+        segment.rename(tmp_path / "aside")
+        gone_ns = segment.parent.stat().st_mtime_ns
+        for store in (one, other):
+            assert load(store, keys) == [Outcome.MISSING] * 3
+            store.refresh()
+            assert not store.lookup(keys).mask.any()
+        (tmp_path / "aside").rename(segment)
+        os.utime(segment.parent, ns=(gone_ns, gone_ns))
+        for store in (one, other):
+            store.refresh()
+            assert store.lookup(keys).mask.all() == (tick_s > 0), "what shows no change later is not listed again"
+            if tick_s:
+                assert load(store, keys) == [HIT] * 3
 
 
 def test_a_log_that_cannot_be_read_is_said_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +95,7 @@ def test_a_torn_write_is_never_served(tmp_path: Path) -> None:
 
 def test_a_failed_sync_seals_nothing(faulty: FaultyStore, tmp_path: Path) -> None:
     keys = make_keys(300)
+    faulty.store.sync_first = False
     faulty.writes.chance(failure(errno.EIO), 1.0, opcode=SYNC)
     assert set(save(faulty.store, keys, SIZE)) == {STORED}
     assert len(list((tmp_path / "writers").glob("*/*.seg"))) > 3
@@ -162,9 +162,10 @@ def test_commands_do_not_wait_for_a_medium_that_hangs(tmp_path: Path) -> None:
     with FaultyStore(tmp_path, "&io_deadline=200ms&poll=1h") as one:
         one.writes.chance(stall(), 1.0, opcode=WRITE)
         transfer = one.store.save(make_keys(1), [bytes(SIZE)])
-        with pytest.raises(StorageError, match="does not answer"):
+        # Whether the loop says so or who waits for it has waited long enough is a matter of moments.
+        with pytest.raises(StorageError, match=r"does not answer|has not answered"):
             one.store.flush()
-        with pytest.raises(StorageError, match="does not answer"):
+        with pytest.raises(StorageError, match=r"does not answer|has not answered"):
             one.store.erase()
         assert transfer.outcomes == [TIMED_OUT]
 
@@ -207,13 +208,13 @@ def test_close_gives_up_what_hangs_and_what_waits_behind_it(tmp_path: Path) -> N
         one.store.close()
         assert {transfer.wait(WAIT_S)[0] for transfer in transfers} == {False}
         assert sum(transfer.released() for transfer in transfers) >= 400 - one.writes.depth
-        leavers = [thread for thread in threading.enumerate() if thread.name == "rewarm-write"]
+        leaver = one.store._writes._thread
+        assert leaver is not None
         one.heal()
         for transfer in transfers:
             assert transfer.wait_released(WAIT_S)
-        for leaver in leavers:
-            leaver.join(WAIT_S)
-            assert not leaver.is_alive()
+        leaver.join(WAIT_S)
+        assert not leaver.is_alive()
 
 
 # What the caller does meanwhile.

@@ -15,7 +15,8 @@ from tests.store.faulty_store import WAIT_S, FaultyStore, load, save
 from rewarm.errors import StorageError
 from rewarm.store import writing
 from rewarm.store.contract import Outcome
-from rewarm.store.devices.base import WRITE
+from rewarm.store.devices.base import SYNC, WRITE
+from rewarm.store.layout import PAGE
 from rewarm.store.opening import open_store
 from rewarm.store.saving import Command
 from rewarm.testing import make_keys, payload
@@ -147,6 +148,20 @@ def test_a_pool_larger_than_its_disk_lives_on_what_there_is(tiny_disk: Path) -> 
             assert load(one.store, batch, 60_000) == [HIT] * 20
         assert shutil.disk_usage(tiny_disk).free >= 0.02 * (16 << 20) - 4096
         assert one.store.stats().evicted_segments > 0
+
+
+def test_what_is_written_and_not_synced_is_counted_once(tiny_disk: Path) -> None:
+    """Memory acknowledges from a cache, so a sync comes before the frame; what it waits for is on the disk already."""
+    with FaultyStore(tiny_disk, "&poll=1h") as one:
+        one.writes.next(stall(), opcode=SYNC)
+        transfer = one.store.save(make_keys(1), [bytes(SIZE)])
+        while not one.writes.stalled():
+            transfer.wait_released(0.01)
+        assert one.store._writes._unwritten_bytes() == PAGE, "the frame that will name it"
+        one.store.counts_written = False
+        assert one.store._writes._unwritten_bytes() == PAGE + SIZE, "as far as a network mount says"
+        one.writes.release_stalled()
+        assert transfer.wait(WAIT_S) == [True]
 
 
 # Defects of our own.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import invariant
+from tests.lengths import repeated
 
 from rewarm.store.contract import Store
 from rewarm.testing import StoreMachine, StoreTests
@@ -64,4 +65,4 @@ class TestMemoryPoolMachine(MemoryPoolMachine.TestCase):
 
 @pytest.mark.crash
 class TestPoolMachineAtLength(PoolMachine.TestCase):
-    settings = settings(max_examples=60, stateful_step_count=40)
+    settings = settings(max_examples=repeated(20, 60), stateful_step_count=40)

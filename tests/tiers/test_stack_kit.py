@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.lengths import repeated
 
 from rewarm.store.contract import Store
 from rewarm.testing import StoreMachine, StoreTests
@@ -70,4 +71,4 @@ class TestMemoryStackMachine(MemoryStackMachine.TestCase):
 
 @pytest.mark.crash
 class TestMemoryStackMachineAtLength(MemoryStackMachine.TestCase):
-    settings = settings(max_examples=100, stateful_step_count=50)
+    settings = settings(max_examples=repeated(30, 100), stateful_step_count=50)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.lengths import repeated
 
 import rewarm
 from rewarm.store.contract import Outcome, Store, Transfer
@@ -147,14 +148,14 @@ class TestThreeTiers(ThreeTiers.TestCase):
 
 @pytest.mark.crash
 class TestThreeTiersAtLength(ThreeTiers.TestCase):
-    settings = settings(max_examples=100, stateful_step_count=50)
+    settings = settings(max_examples=repeated(30, 100), stateful_step_count=50)
 
 
 @pytest.mark.crash
 class TestSecondSightAtLength(SecondSight.TestCase):
-    settings = settings(max_examples=60, stateful_step_count=50)
+    settings = settings(max_examples=repeated(20, 60), stateful_step_count=50)
 
 
 @pytest.mark.crash
 class TestDirectoriesAtLength(Directories.TestCase):
-    settings = settings(max_examples=15, stateful_step_count=40)
+    settings = settings(max_examples=repeated(6, 15), stateful_step_count=40)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from rewarm.errors import StorageError
+from rewarm.errors import ConfigError, StorageError
 from rewarm.workload import open_trace, recorder
 from rewarm.workload.recorder import Recorder
 
@@ -73,9 +74,28 @@ def test_a_file_that_cannot_be_written_ends_the_recording_not_the_engine(tmp_pat
         pytest.skip("no /dev/full on this machine")
     recording = Recorder(tmp_path / "r.jsonl", 16)
     recording._stream.close()
-    recording._stream = recording._writer._stream = open(full, "wb", buffering=0)  # noqa: SIM115
+    recording._stream = open(full, "wb", buffering=0)  # noqa: SIM115
     recording.save(KEYS)
     recording.close()
     assert recording.failure is not None
     recording.lookup(KEYS, 96)
     assert recording.dropped == 1
+
+
+def test_what_was_asked_is_in_the_file_while_the_engine_runs(tmp_path: Path) -> None:
+    """vLLM kills its core at the end: nothing may wait for `close`, and a line cut short costs only itself."""
+    recording = Recorder(tmp_path / "r.jsonl", 16)
+    for _ in range(3):
+        recording.lookup(KEYS, 96)
+    end_s = time.monotonic() + 20
+    while recording.path.read_bytes().count(b"\n") < 4 and time.monotonic() < end_s:
+        time.sleep(0.001)
+    whole = recording.path.read_bytes()
+    recording.close()
+    cut = tmp_path / "cut.jsonl"
+    for bytes_lost, requests in ((0, 3), (1, 3), (2, 2), (40, 2)):
+        cut.write_bytes(whole[: len(whole) - bytes_lost])
+        assert len(next(iter(open_trace(cut).batches())).input_tokens) == requests
+    cut.write_bytes(whole[:60] + whole[100:])
+    with pytest.raises(ConfigError, match=r"cut\.jsonl:2"):
+        open_trace(cut).load()

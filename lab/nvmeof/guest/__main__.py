@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from lab.nvmeof.guest import fabric, faults, raw, sharing, working
+from lab.nvmeof.guest import fabric, faults, fence, raw, sharing, working
 from lab.nvmeof.guest.bench import Bench
 
 Case = Callable[[Bench, bool], str]
@@ -26,6 +26,8 @@ CASES: dict[str, Case] = {
     "nfs": sharing.nfs_from_one_host,
     "raw-hosts": raw.two_hosts,
     "raw-faults": raw.faults,
+    "raw-gone": raw.gone,
+    "fence": fence.late_owner_is_kept_out,
     "drive-failed": faults.drive_failed,
     "xfs-twice": sharing.xfs_mounted_twice,
 }

@@ -52,8 +52,8 @@ def path_gone(bench: Bench, short: bool) -> str:
     loss = {"fast_io_fail_tmo": 2, "ctrl_loss_tmo": 3}
     controller = Controller("A", port, subsystem, **loss)
     place = make_xfs(controller.drives()[0], "/mnt/gone")
-    reader = _filled(bench, bench.pool(place, "pool"))
-    bound_s = _bound_s([reader.ask("load", first=0, count=BLOCKS)])
+    reader = filled(bench, bench.pool(place, "pool"))
+    bound_s = bound_of([reader.ask("load", first=0, count=BLOCKS)])
     with link_down("A"):
         lost = reader.ask("load", first=0, count=BLOCKS, timeout_s=bound_s)
         expect(not lost["wrong"] and not lost["hits"], f"under it: {lost}")
@@ -64,7 +64,7 @@ def path_gone(bench: Bench, short: bool) -> str:
     again = Controller("A", port, subsystem, **loss)
     # The file system that was shut down lives on below the files that the process holds: same identity, so nouuid.
     mount(again.drives()[0], str(place), options="nouuid")
-    back_s = _back(reader)
+    back_s = back(reader)
     expect(reader.ask("released", bound_s=BACK_S, timeout_s=2 * BACK_S)["released"], "memory not released")
     reader.ask("close")
     run("umount", "-l", str(place))
@@ -75,8 +75,8 @@ def path_gone(bench: Bench, short: bool) -> str:
 
 def drive_failed(bench: Bench, short: bool) -> str:
     """One drive of a RAID 0 of four: what lay on it is lost, the rest right or a miss."""
-    reader = _filled(bench, bench.pool(bench.array, "failed"))
-    bound_s = _bound_s([reader.ask("load", first=0, count=BLOCKS)])
+    reader = filled(bench, bench.pool(bench.array, "failed"))
+    bound_s = bound_of([reader.ask("load", first=0, count=BLOCKS)])
     bench.subsystem.enable(2, on=False)
     try:
         lost = reader.ask("load", first=0, count=BLOCKS, timeout_s=bound_s)
@@ -121,7 +121,7 @@ def outage(bench: Bench, url: str, fault: Fault, *, lasting: bool, machine: str 
 
     Every load must end within the bound and be right or a miss; afterwards the same processes hit and save again.
     """
-    readers = [_filled(bench, url, machine)]
+    readers = [filled(bench, url, machine)]
     for _ in range(READERS - 1):
         readers.append(bench.peer(machine))
         readers[-1].ask("open", url=url)
@@ -129,7 +129,7 @@ def outage(bench: Bench, url: str, fault: Fault, *, lasting: bool, machine: str 
     for reader in readers:
         reader.tell("load_for_ever", first=0, count=BLOCKS)
     usual = [_until_loaded(reader, time.monotonic())[-1] for reader in readers]
-    bound_s = _bound_s(usual)
+    bound_s = bound_of(usual)
     with fault():
         met = [_until_missed(reader, bound_s) for reader in readers] if lasting else []
     mended_s = time.monotonic()
@@ -152,13 +152,13 @@ def outage(bench: Bench, url: str, fault: Fault, *, lasting: bool, machine: str 
     )
 
 
-def _bound_s(usual: list[Answer]) -> float:
+def bound_of(usual: list[Answer]) -> float:
     """Seconds within which a load must have its verdict, by what these took without fault."""
     slowest_s: float = max(one["took_s"] for one in usual)
     return DEADLINE_S + max(SLACK_S, SLOWNESS * slowest_s)
 
 
-def _filled(bench: Bench, url: str, machine: str = "") -> Peer:
+def filled(bench: Bench, url: str, machine: str = "") -> Peer:
     """A process that has saved the blocks, and holds the pool open."""
     peer = bench.peer(machine)
     peer.ask("open", url=url)
@@ -187,7 +187,7 @@ def _until_loaded(reader: Peer, since_s: float) -> list[Answer]:
     return found
 
 
-def _back(reader: Peer) -> float:
+def back(reader: Peer) -> float:
     """Seconds until every block is a hit again, in the same process. Raises where that does not come."""
     start_s = time.monotonic()
     reader.tell("load_for_ever", first=0, count=BLOCKS)

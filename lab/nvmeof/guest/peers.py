@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from lab.nvmeof.guest.hosts import share
 
 import rewarm
+from rewarm.errors import RewarmError
 from rewarm.store.contract import Outcome, Store, Transfer
 from rewarm.store.raw.formatting import format_device
 from rewarm.testing import payload
@@ -79,6 +80,16 @@ class Peer:
         while HALT not in (answer := self.answer(timeout_s)):
             answers.append(answer)
         return answers
+
+    def stop(self) -> None:
+        """SIGSTOP: as if the host had been suspended."""
+        assert self._process.pid
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        assert self._process.pid
+        os.kill(self._process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -175,15 +186,35 @@ class Worker:
         return {"freed": self.opened.evict(to_bytes=to_bytes)}
 
     def stats(self) -> Answer:
-        """What the store counts."""
+        """What the store counts and says."""
         found = self.opened.stats()
-        return {"used": found.used_bytes, "unreleased": found.unreleased_bytes, "misses": dict(found.misses)}
+        return {
+            "used": found.used_bytes, "unreleased": found.unreleased_bytes, "misses": dict(found.misses),
+            "notes": found.notes,
+        }  # fmt: skip
+
+    def verb(self, name: str) -> Answer:
+        """Call a verb without arguments: how long it took, and the error that it raised."""
+        return _timed(getattr(self.opened, name))
+
+    def open_another(self, url: str) -> Answer:
+        """Open one more handle, and close it: how long that took, and the error that it raised."""
+        return _timed(lambda: rewarm.open(url, namespace=NAMESPACE).close())
 
     @property
     def opened(self) -> Store:
         """The store that was opened."""
         assert self.store is not None
         return self.store
+
+
+def _timed(action: Callable[[], object]) -> Answer:
+    began_s, why = time.monotonic(), ""
+    try:
+        action()
+    except RewarmError as refused:
+        why = str(refused)
+    return {"took_s": time.monotonic() - began_s, "refused": why}
 
 
 def block_keys(first: int, count: int) -> list[bytes]:

@@ -17,7 +17,8 @@ import numpy as np
 from rewarm.bench.cold import drop_page_cache
 from rewarm.bench.raw import Extent, make_arena, make_operations, run_raw
 from rewarm.store.devices.base import READ
-from rewarm.store.devices.select import Choice, choose_device
+from rewarm.store.devices.select import Choice, choose_device, choose_for_file
+from rewarm.store.raw.media import resolve, tries_direct
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -49,20 +50,33 @@ class CeilingReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_ceiling(
-    files: Sequence[Path], patterns: Sequence[Pattern] = PATTERNS, *, limit_s: float = READ_S_MAX, start: float = 0.0
+    files: Sequence[Path],
+    patterns: Sequence[Pattern] = PATTERNS,
+    *,
+    limit_s: float = READ_S_MAX,
+    start: float = 0.0,
+    ranges: Sequence[range] | None = None,
 ) -> list[CeilingReading]:
     """Read `files` cold with each pattern, beginning at the share `start` of them, so that repeats read other bytes.
 
-    Files smaller than the smallest pattern give an empty list. Raises `StorageError` when a read fails.
+    With `ranges` the one file is a device, and only these bytes of it are read. Files smaller than the smallest pattern
+    give an empty list. Raises `StorageError` when a read fails.
     """
-    sizes = [path.stat().st_size for path in files]
+    sizes = [path.stat().st_size for path in files] if ranges is None else [len(part) for part in ranges]
     usable = [p for p in patterns if max(sizes, default=0) >= p.block_bytes]
     if not usable:
         return []
-    choice = choose_device(files[0].parent, writable=False, sample=files[0])
+    choice = _choose(files[0], device=ranges is not None)
     drop_page_cache(files)
-    with _opened(files, choice) as extents:
+    with _opened(files, choice, ranges) as extents:
         return [_measure(pattern, extents, choice, limit_s, start) for pattern in usable]
+
+
+def _choose(file: Path, *, device: bool) -> Choice:
+    if not device:
+        return choose_device(file.parent, writable=False, sample=file)
+    real, block = resolve(str(file))
+    return choose_for_file(real, direct=tries_direct(real, block))
 
 
 def best(readings: Sequence[CeilingReading]) -> CeilingReading | None:
@@ -89,14 +103,17 @@ def _measure(
 
 
 @contextmanager
-def _opened(files: Sequence[Path], choice: Choice) -> Iterator[list[Extent]]:
-    """The files open for raw reads."""
-    extents: list[Extent] = []
+def _opened(files: Sequence[Path], choice: Choice, ranges: Sequence[range] | None) -> Iterator[list[Extent]]:
+    """The files, or ranges of the one device, open for raw reads."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if choice.direct else 0)
+    descriptors: list[int] = []
     try:
         for path in files:
-            flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if choice.direct else 0)
-            extents.append(Extent(os.open(path, flags), path.stat().st_size))
-        yield extents
+            descriptors.append(os.open(path, flags))
+        if ranges is None:
+            yield [Extent(descriptor, os.fstat(descriptor).st_size) for descriptor in descriptors]
+        else:
+            yield [Extent(descriptors[0], len(part), part.start) for part in ranges]
     finally:
-        for extent in extents:
-            os.close(extent.descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)

@@ -7,6 +7,7 @@ proven cold is decided in `cold`.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import msgspec
@@ -55,6 +56,28 @@ def medium_of(path: Path) -> Medium:
         backing=_whole_disk_fact(entry, "loop/backing_file"),
         size_bytes=space.f_blocks * space.f_frsize,
         free_bytes=space.f_bavail * space.f_frsize,
+    )
+
+
+def medium_of_device(device: Path, size_bytes: int, free_bytes: int) -> Medium:
+    """Describe a block device, or the medium under a fixed file that stands for one. Raises as `medium_of`."""
+    facts = os.stat(device)
+    if not stat.S_ISBLK(facts.st_mode):
+        found = medium_of(device)
+        return msgspec.structs.replace(found, size_bytes=size_bytes, free_bytes=free_bytes)
+    number = (os.major(facts.st_rdev), os.minor(facts.st_rdev))
+    entry = _sys_entry(number)
+    return Medium(
+        path=str(device),
+        file_system="raw",
+        source=str(device),
+        device=device.name,
+        device_number=number if entry else None,
+        device_model=_whole_disk_fact(entry, "device/model"),
+        rotational=_rotational(entry),
+        backing=_whole_disk_fact(entry, "loop/backing_file"),
+        size_bytes=size_bytes,
+        free_bytes=free_bytes,
     )
 
 

@@ -1,7 +1,8 @@
 """The pools of a run: a fresh one for each distinct URL, made inside what the user named, filled once, then read cold.
 
 A `file:` target is measured in a scratch directory below the directory of its URL, so that neither the user's pool nor
-its capacity is touched and everything goes away with the run. Targets with the same URL share one pool: two emulated
+its capacity is touched and everything goes away with the run. A `block:` target is the raw pool itself, under a
+namespace of the run's own, see `raw_pools`. Targets with the same URL share one pool: two emulated
 media on one disk need its space once. A `memory:` target lives in one handle, because it has nothing to reopen.
 """
 
@@ -15,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 from rewarm.bench.cold import Counting, drop_page_cache, try_counting
 from rewarm.bench.medium import Medium, medium_of
+from rewarm.bench.raw_pools import RawPlace, take_place
 from rewarm.bench.scratch import Scratch
 from rewarm.bench.throttle import RateLimit
 from rewarm.bench.wave import SLOWEST_BYTES_PER_S
@@ -36,25 +38,39 @@ _UNCOUNTED = Counting(process=False, device=False, reason="memory: is no medium,
 
 @dataclass
 class Pool:
-    """One place to store sessions. `medium` and `folder` are None for memory."""
+    """One place to store sessions. `medium` is None for memory, `folder` for memory and raw pools."""
 
     url: str
     folder: Path | None
     medium: Medium | None
     counting: Counting
     store: Store | None
+    raw: RawPlace | None = None
 
     @property
     def device_number(self) -> tuple[int, int] | None:
         """The line of /proc/diskstats, where there is one."""
         return self.medium.device_number if self.medium else None
 
+    @property
+    def seen_by_all(self) -> bool:
+        """True when other processes can read it."""
+        return self.store is None
+
     def segments(self) -> list[Path]:
-        """The files that hold blocks, oldest first."""
+        """The files that hold blocks, oldest first; of a raw pool its device."""
+        if self.raw:
+            return [self.raw.device]
         return sorted(self.folder.glob("writers/*/*.seg")) if self.folder else []
+
+    def ranges(self) -> list[range] | None:
+        """The bytes of a raw pool's device that hold blocks of the run."""
+        return self.raw.ranges(NAMESPACE) if self.raw else None
 
     def make_cold(self) -> None:
         """Forget every cached page of the pool's files."""
+        if self.raw:
+            drop_page_cache([self.raw.device])
         if self.folder:
             drop_page_cache(path for path in self.folder.rglob("*") if path.is_file())
 
@@ -64,7 +80,7 @@ class Pool:
         if self.store:
             yield self.store
             return
-        with open_store(self.url, namespace=NAMESPACE) as store:
+        with open_store(self.raw.writer_url if self.raw else self.url, namespace=NAMESPACE) as store:
             yield store
 
     @contextmanager
@@ -109,6 +125,9 @@ def open_pool(stack: ExitStack, name: str, target: Target, payload_bytes: int, t
             raise ConfigError(f"target {name!r}: memory: has no medium to emulate; give a file: URL")
         store = stack.enter_context(open_store(target.url, namespace=NAMESPACE))
         return Pool(target.url, None, None, _UNCOUNTED, store)
+    if location.scheme == "block":
+        raw = take_place(stack, name, location, NAMESPACE, needed_bytes(payload_bytes), tell)
+        return Pool(raw.url, None, raw.medium, raw.counting, None, raw)
     directory = Path(location.path)
     medium = medium_of(directory)
     options = {"capacity": str(needed_bytes(payload_bytes)), **location.options}

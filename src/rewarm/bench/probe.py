@@ -175,6 +175,13 @@ def run_probe(
 def _media(directories: Sequence[Path]) -> list[Medium]:
     if len(set(map(os.path.realpath, directories))) < len(directories):
         raise ConfigError("a directory stands twice; each is measured once")
+    for directory in directories:
+        if str(directory).startswith("block:") or (directory.exists() and not directory.is_dir()):
+            device = os.path.abspath(str(directory).removeprefix("block:"))
+            raise ConfigError(
+                f"{directory} is no directory, and a probe writes: it is not tried on a device. A raw pool there is "
+                f"read, its ceiling too, by: rewarm bench --target NAME=block://{device} .."
+            )
     return [medium_of(directory) for directory in directories]
 
 

@@ -31,10 +31,11 @@ Arena = npt.NDArray[np.uint8]
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """A file to read or write, opened, and how many of its bytes to use."""
+    """A file to read or write, opened, and how many of its bytes to use, from where on."""
 
     descriptor: int
     size: int
+    start: int = 0
 
 
 class RawReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +81,9 @@ def make_operations(
     operations["opcode"] = opcode
     operations["length"] = block_bytes
     operations["fd"] = np.repeat([extent.descriptor for extent in extents], counts)
-    operations["offset"] = np.concatenate([np.arange(count) * block_bytes for count in counts])
+    operations["offset"] = np.concatenate(
+        [extent.start + np.arange(count) * block_bytes for extent, count in zip(extents, counts, strict=True)]
+    )
     return operations if order is None else operations[order.permutation(len(operations))]
 
 

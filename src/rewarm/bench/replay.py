@@ -107,7 +107,7 @@ def run_job(
 def _local_readers(run: _Run, budget: int) -> LocalReaders | None:
     """This process as the reader of all ranks: where there is one only, or a store that no other process can see."""
     several = len(set(_block_ranks(run.job))) > 1
-    seen = all(pool.folder for pool in run.pools.values())
+    seen = all(pool.seen_by_all for pool in run.pools.values())
     if several and seen and run.job.shape != "closed":
         return None
     if several and seen:
@@ -201,7 +201,9 @@ def _measure_ceilings(run: _Run, repeat: int) -> None:
         if pool.url not in measured:
             known = run.patterns.get(pool.url)
             patterns = PATTERNS if known is None else (known,)
-            measured[pool.url] = measure_ceiling(pool.segments(), patterns, start=repeat / run.job.repeats)
+            measured[pool.url] = measure_ceiling(
+                pool.segments(), patterns, start=repeat / run.job.repeats, ranges=pool.ranges()
+            )
         found = best(measured[pool.url])
         if found is not None:
             run.patterns[pool.url] = run.patterns.get(pool.url, found.pattern)

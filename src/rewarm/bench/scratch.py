@@ -37,7 +37,9 @@ class Scratch:
 
     def __enter__(self) -> Self:
         if self._parent.exists() and not self._parent.is_dir():
-            raise ConfigError(f"{self._parent} is no directory; raw pools (block:) cannot be measured by bench yet")
+            raise ConfigError(
+                f"{self._parent} is no directory; a raw pool there is named block://{self._parent.absolute()}"
+            )
         if not self._parent.is_dir():
             raise ConfigError(f"no such directory: {self._parent}; create it, or give one on the medium to measure")
         try:

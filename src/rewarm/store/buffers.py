@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 from collections.abc import Sequence
@@ -87,7 +88,11 @@ def borrow(buffers: Sequence[Any] | npt.NDArray[Any], count: int, *, writable: b
         addresses = address_of(held) + stride * np.arange(count, dtype=np.int64)
         return Borrowed(flat, addresses, lengths)
     views = [np.frombuffer(view, np.uint8) for view in held]
-    return Borrowed(views, np.array([address_of(view) for view in views], np.int64), lengths)
+    if writable:  # four times as fast as asking numpy, which counts for thousands of small blocks
+        addresses = np.array([ctypes.addressof(ctypes.c_char.from_buffer(view)) for view in held], np.int64)
+    else:
+        addresses = np.array([address_of(view) for view in views], np.int64)
+    return Borrowed(views, addresses, lengths)
 
 
 def export(arena: Any) -> npt.NDArray[np.uint8]:

@@ -60,6 +60,20 @@ class Meter:
         free, total = self._pool.space()
         return Usage(sum(file.bytes_on_disk for file in files), files, free, total)
 
+    def measure_again(self, before: Usage, own: Set[str]) -> Usage:
+        """List names anew, and look only at what is new or may have grown of one's `own`. Raises `OSError`.
+
+        A look at a file costs a call: over a network more than all else between two victims. What others have open is
+        taken as it was, which counts nothing twice: what it has grown by since was reckoned with as growth to come.
+        """
+        known: dict[str, dict[str, FileFacts]] = {}
+        for file in before.files:
+            sealed = file.is_segment and self._table.get(file.writer, file.number).sealed_bytes is not None
+            if sealed or file.writer not in own:
+                known.setdefault(file.writer, {})[file.name] = file
+        files = [file for writer in self._pool.writer_ids() for file in self._pool.files(writer, known.get(writer))]
+        return Usage(sum(file.bytes_on_disk for file in files), files, *self._pool.space())
+
     def _is_settled(self, file: FileFacts) -> bool:
         # What a file system has set aside behind the end of a file, it may still take back.
         exact = file.bytes_on_disk <= pages(file.size)
@@ -151,15 +165,20 @@ class Victims:
             if writer not in self._own and self._leases.is_dead(writer, logs.get(writer, ())):
                 self._leases.adopt(writer, logs.get(writer, ()))
 
-    def growth_of_others(self, usage: Usage) -> int:
-        """Bytes by which open segments and logs of other living writers may grow: room that is not to be had twice."""
+    def growth_of_others(self, usage: Usage, dead: dict[str, bool]) -> int:
+        """Bytes by which open segments and logs of other living writers may grow: room that is not to be had twice.
+
+        `dead` keeps what was found out about each writer, for the next time.
+        """
         logs = logs_by_writer(usage)
         newest = {file.writer: file for file in usage.files if file.is_segment and file.writer not in self._own}
         growth = 0
         for file in newest.values():
             segment_bytes = self._pool.facts.segment_bytes
             is_open = self._table.get(file.writer, file.number).sealed_bytes is None
-            if is_open and not self._leases.is_dead(file.writer, logs.get(file.writer, ())):
+            if is_open and file.writer not in dead:
+                dead[file.writer] = self._leases.is_dead(file.writer, logs.get(file.writer, ()))
+            if is_open and not dead[file.writer]:
                 growth += max(segment_bytes - file.bytes_on_disk, 0) + log_bytes_for(segment_bytes)
         return growth
 

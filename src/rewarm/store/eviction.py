@@ -22,6 +22,9 @@ from rewarm.store.writing import WriteLoop
 MEASURE_SHARE = 0.01
 """Share of the time that the poller may spend on measuring the pool."""
 
+ATTEMPTS = 2
+"""What others open while this handle evicts is made up for once: after that the room goes to whoever was faster."""
+
 PAUSE_S_MAX = 0.005
 """Longest pause between two victims: several measurements of others, and a fraction of what filling a segment takes."""
 
@@ -61,18 +64,29 @@ class Evictor:
         """Evict segments of anybody until `need` bytes fit. Raises `OSError`."""
         pool, usage = self._shared.pool, self.measure()
         if full:
-            return self._evict(usage, lambda now: usage.used_bytes - need, again=False) > 0
+            # By what was freed: the announcements take space, and so does whatever else is written meanwhile.
+            return self._evict(usage, lambda now, freed: freed >= need, again=False) > 0
         pressed = marks and capacity.is_pressed(pool, usage, need)
-        need += self._victims.growth_of_others(usage)
-        if capacity.target_bytes(pool, usage, need, pressed=pressed) < usage.used_bytes:
+        dead: dict[str, bool] = {}
+
+        def in_all(now: capacity.Usage) -> int:
+            return need + self._victims.growth_of_others(now, dead)
+
+        def enough(now: capacity.Usage, freed: int = 0) -> bool:
+            return now.used_bytes <= capacity.target_bytes(pool, now, in_all(now), pressed=pressed)
+
+        if not enough(usage):
             files = [file for file, _ in self._victims.of_anybody(usage)]
-            if not capacity.could_fit(pool, usage, need, files):
+            if not capacity.could_fit(pool, usage, in_all(usage), files):
                 usage, _ = self._without_spent_logs(capacity.PRESSED_LOG_S)
-                if not capacity.could_fit(pool, usage, need, files):
+                if not capacity.could_fit(pool, usage, in_all(usage), files):
                     return False
-            self._evict(usage, lambda now: capacity.target_bytes(pool, now, need, pressed=pressed), again=True)
-            usage, _ = self._without_spent_logs()
-        return capacity.fits(pool, usage, need)
+            for _ in range(ATTEMPTS):
+                self._evict(usage, enough, again=True)
+                usage, _ = self._without_spent_logs()
+                if capacity.fits(pool, usage, in_all(usage)):
+                    break
+        return capacity.fits(pool, usage, in_all(usage))
 
     def evict_to(self, to_bytes: int) -> int:
         """Drop segments of anybody until at most `to_bytes` are used; returns bytes freed, those of spent logs too."""
@@ -80,7 +94,7 @@ class Evictor:
         usage = self.measure()
         # More than once where need be: the announcements themselves take space in the log.
         while usage.used_bytes > to_bytes:
-            step = self._evict(usage, lambda now: to_bytes, again=False)
+            step = self._evict(usage, lambda now, freed: now.used_bytes <= to_bytes, again=False)
             usage, logs = self._without_spent_logs()
             freed += step + logs
             if not step:
@@ -131,20 +145,25 @@ class Evictor:
                 return file.bytes_on_disk
         return 0
 
-    def _evict(self, usage: capacity.Usage, target: Callable[[capacity.Usage], int], *, again: bool) -> int:
-        """Drop one segment after another, measuring between them, until at most `target` bytes are used.
+    def _evict(self, usage: capacity.Usage, enough: Callable[[capacity.Usage, int], bool], *, again: bool) -> int:
+        """Drop one segment after another, measuring between them, until it is `enough` (of usage and bytes freed).
 
         Returns bytes freed. With `again` blocks that this process has read since are kept by saving them anew. The
         pause lets those that found the pool full at the same moment see what the others do.
         """
         freed = 0
+        present = {(file.writer, file.name) for file in usage.files}
         for file, segment in self._victims.of_anybody(usage):
-            if usage.used_bytes <= target(usage):
+            if enough(usage, freed):
                 break
+            if (file.writer, file.name) not in present:
+                continue  # Somebody else was faster.
             freed += self._drop(usage, file, segment, again=again)
             self._writes.turned_s = time.monotonic()
             time.sleep(random.uniform(0, PAUSE_S_MAX))
-            usage = self.measure()
+            usage = self._meter.measure_again(usage, self._tailer.own_writers)
+            self.used_bytes = usage.used_bytes
+            present = {(file.writer, file.name) for file in usage.files}
         return freed
 
     def _drop(

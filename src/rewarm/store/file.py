@@ -18,13 +18,12 @@ import numpy as np
 
 from rewarm.errors import MisuseError, StorageError
 from rewarm.store import forks
-from rewarm.store.buffers import address_of, borrow, export, hold
+from rewarm.store.buffers import Borrowed, address_of, export
 from rewarm.store.checking import Damage, check_pool
 from rewarm.store.compaction import Snapshot, take_snapshot
 from rewarm.store.contract import (
     Buffers,
     CheckReport,
-    Outcome,
     Presence,
     Stats,
     check_keys,
@@ -46,9 +45,10 @@ from rewarm.store.restoring import WRAPPED, Restorer
 from rewarm.store.saving import Command, Group, SaveJob
 from rewarm.store.segments import FileCache, Segment, SegmentPin, SegmentTable
 from rewarm.store.settings import Settings, visibility_bound_s
+from rewarm.store.submitting import submit_save
 from rewarm.store.tailing import Tailer, read_flags
 from rewarm.store.tending import Tender
-from rewarm.store.transfer import BatchTransfer, Counters, settled_transfer
+from rewarm.store.transfer import BatchTransfer, Counters
 from rewarm.store.writer import Manner, Writer, make_writer
 from rewarm.store.writing import WriteLoop
 
@@ -85,6 +85,7 @@ class FileStore:
         self.counters = Counters()
         self.alignment = choice.alignment if choice.direct else 1
         self.sync_first = choice.network or not choice.direct
+        self.counts_written = not choice.network
         self.always_bounce = settings.bounce == "always" or choice.network
         self.io_deadline_s = settings.io_deadline_s
         self._mount = mount
@@ -104,8 +105,6 @@ class FileStore:
         self._evictor = Evictor(self, self._tailer, self._writes, leases, Keeper(self, self._queue_save))
         self._fallback = Fallback(self, self._tailer, self._name_damage, network=choice.network)
         try:
-            mount.call(self._tailer.refresh)
-            mount.call(self._evictor.measure)
             self._tender.start(self._tailer, self._evictor)
         except (OSError, RuntimeError) as error:
             self.close()
@@ -143,32 +142,16 @@ class FileStore:
         return self._queue_save(keys, buffers)
 
     def _queue_save(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
-        held, sizes = hold(buffers, len(keys))
-        total = sum(sizes)
-        if not total:
-            return settled_transfer(0, Outcome.ALREADY, self.counters, loading=False)
-        count = self._within_budget(sizes, total)
-        transfer = BatchTransfer(len(keys), self.counters, loading=False, wake=self._writes.wake)
-        transfer.settle(range(count, len(keys)), Outcome.REFUSED_BUDGET)
-        job = SaveJob(transfer, keys[:count], lambda: borrow(held[:count], count, writable=False))
-        job.queued_bytes = sum(sizes[:count])
-        self.counters.add(borrowed_bytes=job.queued_bytes)
-        self._save_watch.add(transfer)
-        if not count or not self._writes.put(job):
-            self.counters.add(queued_bytes=-job.queued_bytes, borrowed_bytes=-job.queued_bytes)
-            transfer.settle(range(count), Outcome.LOST_MEDIUM)
-            transfer.release()
-        return transfer
-
-    def _within_budget(self, sizes: list[int], total: int) -> int:
-        """How many blocks from the front the save queue takes now; their bytes are reserved."""
         limit = self.settings.save_queue_bytes
-        if self.counters.reserve(total, limit):
-            return len(sizes)
-        for count, size in enumerate(sizes):
-            if not self.counters.reserve(size, limit):
-                return count
-        return len(sizes)
+        return submit_save(keys, buffers, self.counters, limit, self._put_save, self._writes.wake)
+
+    def _put_save(
+        self, transfer: BatchTransfer, keys: Sequence[bytes], buffers: Callable[[], Borrowed], count: int
+    ) -> bool:
+        job = SaveJob(transfer, keys, buffers)
+        job.queued_bytes = count
+        self._save_watch.add(transfer)
+        return self._writes.put(job)
 
     # Keeping and dropping.
 

@@ -139,7 +139,8 @@ def _summary(pool: Pool, choice: Choice, usage: capacity.Usage, view: PoolView, 
 def _segments(usage: capacity.Usage, view: PoolView) -> list[SegmentFacts]:
     entries = {one.writer: one.entries for one in view.writers}
     found, now_s = [], time.time()
-    for file in sorted((file for file in usage.files if file.is_segment), key=lambda file: file.modified_s):
+    files = (file for file in usage.files if file.is_segment)
+    for file in sorted(files, key=lambda file: (file.modified_s, file.writer, file.number)):
         place = (file.writer, file.number)
         state = "evicted" if place in view.evicted else "sealed" if place in view.sealed else "open"
         blocks = sum(len(batch) for batch in entries.get(file.writer, {}).get(file.number, []))

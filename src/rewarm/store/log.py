@@ -20,6 +20,12 @@ from rewarm.store.pool import Pool, close_file
 READ_BYTES = 4 * FRAME_BYTES_MAX
 """One read of a log: several of the largest frames, so that a million entries are some twenty reads."""
 
+TICK_S = 2.0
+"""The coarsest times of a file system: of two changes within this the second may not show in them."""
+
+LEASE_S_MAX = 86400.0
+"""No writer can ask to be waited for longer than a day."""
+
 Position = tuple[int, int]
 """(number of a log, byte offset in it)."""
 
@@ -44,9 +50,14 @@ class LogTail:
         self.listed = False
         self.missing: set[int] = set()
         self.changed_ns = 0
+        """When its directory was last changed, by the server's clock; 0 to list it again in any case."""
+        self._changed_seen_s = 0.0
+        self._settled = False
         self.seen_s = time.monotonic()
         """When this process last saw something new in it, by its own clock."""
         self.lease_s: float | None = None
+        self.unreadable = False
+        """The last attempt to read it failed, or took longer than the mount allows."""
         self.adopted = False
         self.end: Position | None = None
         self.rolled_to = 0
@@ -57,6 +68,10 @@ class LogTail:
     def position(self) -> Position:
         """Where the next frame is expected."""
         return self.epoch, self.offset
+
+    def take_lease(self, lease_s: float | None) -> None:
+        """What the log says of its writer's lease."""
+        self.lease_s = min(lease_s, LEASE_S_MAX) if lease_s else None
 
     def rewind(self) -> None:
         """Begin again: files may have come back, or gone."""
@@ -69,6 +84,17 @@ class LogTail:
         self.rewind()
         self.epoch = epoch
         self.kept = []
+
+    def names_are_known(self, changed_ns: int) -> bool:
+        """True when nothing has changed since the directory was listed; `changed_ns` as its server says it now."""
+        return self.listed and self._settled and changed_ns == self.changed_ns
+
+    def note_listing(self, changed_ns: int) -> None:
+        """The names were listed. A change soon after the last one may not show in the time, so they are once more."""
+        now_s = time.monotonic()
+        if changed_ns != self.changed_ns:
+            self.changed_ns, self._changed_seen_s = changed_ns, now_s
+        self._settled = now_s - self._changed_seen_s >= TICK_S
 
     def may_take(self, frame: Frame) -> bool:
         """False for what was appended after the writer had been adopted."""

@@ -205,7 +205,7 @@ def _open_block(
     from rewarm.store.raw.opening import ROLES, Role, facts_of, open_raw_store
 
     resolve_namespace(namespace)
-    made = facts_of(location.path).capacity_bytes
+    made = facts_of(location.path, settings.io_deadline_s).capacity_bytes
     if size is not None and size != made:
         raise ConfigError(f"{location.path} was formatted with capacity={made}, not {size}; leave capacity out")
     return open_raw_store(
@@ -214,7 +214,7 @@ def _open_block(
         namespace,
         role=cast(Role, _choice(location.options, "role", ROLES) or "auto"),
         host=location.options.get("host", ""),
-        wrap_reads=wrap_reads,
+        wrap_reads=wrap_reads or (lambda device: device),
         wrap_writes=wrap_writes or (lambda device: device),
     )
 

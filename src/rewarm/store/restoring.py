@@ -1,6 +1,6 @@
 """Loads of a store that reads a medium: by its own thread, or by an I/O process where one is wanted and can see memory.
 
-The same for directories and raw pools. Index, look-ups and what to do about a copy that could not be read stay here,
+Index, look-ups and what to do about a copy that could not be read stay here,
 whoever reads; a load that the process cannot do, or has not done, is the thread's. What is active, and why not more, is
 in `notes`.
 """
@@ -31,8 +31,8 @@ from rewarm.store.process.remote import RemoteLoad, remote_addresses
 from rewarm.store.process.wire import STEP_ROWS
 from rewarm.store.process.witness import new_token
 from rewarm.store.reading import ReadLoop
-from rewarm.store.requests import LoadJob
 from rewarm.store.settings import Settings
+from rewarm.store.submitting import read_blocks, submit_load
 from rewarm.store.tailing import read_flags
 from rewarm.store.transfer import BatchTransfer, Counters
 from rewarm.units import format_size
@@ -71,7 +71,6 @@ class Restorer:
         choice: Choice,
         settings: Settings,
         *,
-        raw: bool = False,
         unshareable: str = "",
     ) -> None:
         self.watch = Watch(loop, settings.io_deadline_s)
@@ -93,7 +92,6 @@ class Restorer:
             always_bounce=store.always_bounce,
             io_deadline_s=settings.io_deadline_s,
             flags=read_flags(choice.direct),
-            raw=raw,
             token=0 if store.always_bounce else new_token(),
             parent=os.getpid(),
         )
@@ -112,11 +110,8 @@ class Restorer:
             buffers = held
         if self._wanted:
             self._by_thread += 1
-        borrowed = borrow(buffers, len(keys), writable=True)
-        transfer = BatchTransfer(len(keys), self._store.counters, loading=True, wake=self._loop.wake)
-        self._store.counters.add(borrowed_bytes=int(borrowed.lengths.sum()))
-        self._load_by_thread(transfer, list(keys), buffers, np.arange(len(keys)))
-        return transfer
+        store = self._store
+        return submit_load(keys, buffers, store.index, store.lock, store.counters, self._loop, self.watch)
 
     def register(self, memory: npt.NDArray[np.uint8]) -> int:
         """Announce exported memory; returns the bytes pinned. It stays exported until `stop`."""
@@ -234,38 +229,23 @@ class Restorer:
 
     def _over(self, load: RemoteLoad, rest: list[int]) -> None:
         """Nothing of a load is with the process: its thread reads what was not read, else the memory is given back."""
-        if rest and not load.transfer.done():
-            self._load_by_thread(load.transfer, load.keys, load.held, np.array(rest, np.int64))
-        else:
-            self._give_back(load.transfer, load.bytes)
+        store = self._store
+        if not rest or load.transfer.done():
+            store.counters.add(borrowed_bytes=-load.bytes)
+            load.transfer.release()
+            return
+        borrowed, blocks = borrow(load.held, len(load.keys), writable=True), np.array(rest, np.int64)
+        read_blocks(
+            load.transfer,
+            load.keys,
+            borrowed,
+            blocks,
+            store.index,
+            store.lock,
+            store.counters,
+            self._loop,
+            self.watch,
+        )
 
     def _count(self, read: int, padding: int) -> None:
         self._store.counters.add(bytes_read=read, bytes_padding=padding)
-
-    # By the thread.
-
-    def _load_by_thread(
-        self, transfer: BatchTransfer, keys: list[bytes], buffers: Buffers, blocks: npt.NDArray[np.int64]
-    ) -> None:
-        """Have the thread read some blocks of a transfer, and give all of its memory back with them."""
-        borrowed = borrow(buffers, len(keys), writable=True)
-        with self._store.lock:
-            places = self._store.index.places(keys)
-        held = places.row[blocks] != NO_ROW
-        fits = places.length[blocks] == borrowed.lengths[blocks]
-        transfer.settle(blocks[~held], Outcome.MISSING)
-        transfer.settle(blocks[held & ~fits], Outcome.WRONG_SIZE)
-        wanted = blocks[held & fits]
-        total = int(borrowed.lengths.sum())
-        if not len(wanted):
-            self._give_back(transfer, total)
-            return
-        self._store.index.note_reads(places.row[wanted])
-        self.watch.add(transfer)
-        if not self._loop.put(LoadJob(transfer, keys, borrowed, places, wanted)):
-            transfer.settle(wanted, Outcome.LOST_MEDIUM)
-            self._give_back(transfer, total)
-
-    def _give_back(self, transfer: BatchTransfer, total: int) -> None:
-        self._store.counters.add(borrowed_bytes=-total)
-        transfer.release()

@@ -90,6 +90,10 @@ class Group:
         """Payload and padding."""
         return sum(pages(int(self.job.borrowed.lengths[block])) for block in self.blocks)
 
+    def written(self) -> bool:
+        """True when every write is over, however it went."""
+        return not self.in_flight and self.sent == len(self.operations)
+
     def prepare(self) -> None:
         """Plan the writes; bounced blocks are copied and padded with zeros now."""
         borrowed = self.job.borrowed
@@ -139,6 +143,8 @@ class WriteSide(Protocol):
     counters: Counters
     alignment: int
     sync_first: bool
+    counts_written: bool
+    """Whether the file system counts as used what is written and not synced: a network mount may not."""
     io_deadline_s: float
 
     def holds(self, key: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -20,21 +21,24 @@ OPEN_FILES_MAX = 256
 OPEN_FILES_SHARE = 4
 """Where the soft limit is lower, a quarter of it."""
 
+NUMBERS = 1 << 32
+"""Numbers of segments have four bytes."""
+
+NO_SLOT = -1
+"""Of a segment that is gone and asked for by its name: nothing of it gets into the index."""
+
 
 class Segment:
-    """One segment of any writer. `slot` is its number in this handle's table; fields change under the store's lock.
-
-    A handle remembers every segment that it has ever seen, so that nothing said of one that is gone counts: kept small.
-    """
+    """One segment of any writer. `slot` is its number in this handle's table; fields change under the store's lock."""
 
     __slots__ = ("_folder", "dropped", "gone", "indexed", "number", "pins", "sealed_bytes", "slot")
 
-    def __init__(self, slot: int, folder: Path, number: int) -> None:
+    def __init__(self, slot: int, folder: Path, number: int, *, gone: bool = False) -> None:
         self._folder = folder
         self.slot = slot
         self.number = number
         self.sealed_bytes: int | None = None
-        self.gone = False
+        self.gone = gone
         self.indexed = False  # some entry of the index may lie in it: the index is searched only then
         self.pins = 0
         self.dropped: frozenset[int] = frozenset()
@@ -50,35 +54,78 @@ class Segment:
         return self._folder / f"{self.number:08d}.seg"
 
 
+class _Segments:
+    """Segments of one writer. Those that are gone are numbers only: all up to `gone_to`, and a few above."""
+
+    def __init__(self, index: int, folder: Path) -> None:
+        self.index = index
+        self.folder = folder
+        self.live: dict[int, Segment] = {}
+        self.gone_to = 0
+        self.gone: set[int] = set()
+
+    def is_gone(self, number: int) -> bool:
+        """True for one that was buried; writers count from 1."""
+        return 0 < number <= self.gone_to or number in self.gone
+
+    def bury(self, number: int) -> None:
+        """From now on this one is gone."""
+        self.live.pop(number, None)
+        if not self.is_gone(number):
+            self.gone.add(number)
+        while self.gone_to + 1 in self.gone:
+            self.gone_to += 1
+            self.gone.remove(self.gone_to)
+
+
 class SegmentTable:
-    """Segments by (writer, number) and by slot. Only grows; every method may be called from any thread."""
+    """Segments by (writer, number) and by slot; every method may be called from any thread.
+
+    Of a segment that is gone its name is kept, so that nothing said of it later counts, and its slot, which reads under
+    way may name: eight bytes, where those of a writer go in their order.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._writers: dict[str, dict[int, Segment]] = {}
-        self._folders: dict[str, Path] = {}
-        self._slots: list[Segment] = []
+        self._writers: dict[str, _Segments] = {}
+        self._by_index: list[_Segments] = []
+        self._slots: array[int] = array("Q")  # index of the writer and number
         self._lock = threading.Lock()
 
     def get(self, writer: str, number: int) -> Segment:
         """The segment of that name, known from now on."""
         with self._lock:
-            mine = self._writers.setdefault(writer, {})
-            segment = mine.get(number)
-            if segment is None:
-                folder = self._folders.setdefault(writer, self._pool.writers / writer)
-                segment = Segment(len(self._slots), folder, number)
-                self._slots.append(segment)
-                mine[number] = segment
-        return segment
+            mine = self._writers.get(writer)
+            if mine is None:
+                mine = self._writers[writer] = _Segments(len(self._by_index), self._pool.writers / writer)
+                self._by_index.append(mine)
+            return self._get(mine, number, None)
 
     def __getitem__(self, slot: int) -> Segment:
-        return self._slots[slot]
+        with self._lock:
+            index, number = divmod(self._slots[slot], NUMBERS)
+            return self._get(self._by_index[index], number, slot)
+
+    def _get(self, mine: _Segments, number: int, slot: int | None) -> Segment:
+        segment = mine.live.get(number)
+        if segment is not None:
+            return segment
+        if mine.is_gone(number):
+            return Segment(NO_SLOT if slot is None else slot, mine.folder, number, gone=True)
+        segment = mine.live[number] = Segment(len(self._slots), mine.folder, number)
+        self._slots.append(mine.index * NUMBERS + number)
+        return segment
+
+    def bury(self, segment: Segment) -> None:
+        """Keep only the name of a segment that is gone, once no entry of the index lies in it any more."""
+        with self._lock:
+            self._writers[segment.writer].bury(segment.number)
 
     def of_writer(self, writer: str) -> list[Segment]:
         """Segments of one writer that are not gone."""
         with self._lock:
-            return [segment for segment in self._writers.get(writer, {}).values() if not segment.gone]
+            mine = self._writers.get(writer)
+            return [segment for segment in mine.live.values() if not segment.gone] if mine else []
 
 
 class FileCache:

@@ -40,8 +40,8 @@ class Shared(Protocol):
     io_deadline_s: float
 
 
-LEASE_S_MAX = 86400.0
-"""No writer can ask to be waited for longer than a day."""
+PASS_S = 1.0
+"""Who asks whether a writer is dead waits so long for a pass under way: one that takes longer may hang on that log."""
 
 
 class Tailer:
@@ -60,12 +60,14 @@ class Tailer:
         self.droppers: set[str] = set()
         """Writers whose logs name damage."""
         self.unreadable_logs = 0
+        self.listed = False  # a pass has seen who is there
 
     def refresh(self) -> None:
         """Read everything new once. I/O errors leave a log for the next pass, and are counted. Raises `OSError`."""
-        with self._locked():
+        with self._locked(self._shared.io_deadline_s):
             own = self._own_with_blocks()  # before the listing: one that comes into being meanwhile is not in it
             present = self._shared.pool.writer_ids()
+            self.listed = True
             for writer in (set(self._tails) | own) - set(present):
                 self._forget_writer(self._tails.setdefault(writer, LogTail(writer)))
             self._suspects |= self.doubts.due()
@@ -75,14 +77,14 @@ class Tailer:
                     tail = self._tails.setdefault(writer, LogTail(writer))
                     tail.missing.add(number)
                     tail.changed_ns = 0
-            unreadable = 0
-            for writer in present:
-                tail = self._tails.setdefault(writer, LogTail(writer))
-                if writer in self.own_writers:
+            tails = [self._tails.setdefault(writer, LogTail(writer)) for writer in present]
+            # What did not answer the last time comes last: everything behind it waits as long as the mount lets it.
+            for tail in sorted(tails, key=lambda tail: tail.unreadable):
+                if tail.writer in self.own_writers:
                     self._look_after_own(tail)
                 else:
-                    unreadable += not self._read(tail)
-            self.unreadable_logs = unreadable
+                    self._read(tail)
+            self.unreadable_logs = sum(tail.unreadable for tail in tails)
 
     def _own_with_blocks(self) -> set[str]:
         """This handle's own writers that have published something, whether a pass has met them or not."""
@@ -90,9 +92,9 @@ class Tailer:
         return {writer for writer in set(self.own_writers) if any(one.indexed for one in table.of_writer(writer))}
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, wait_s: float) -> Iterator[None]:
         """One pass at a time; a pass that hangs on a dead mount does not take others along for ever."""
-        if not self._lock.acquire(timeout=self._shared.io_deadline_s):
+        if not self._lock.acquire(timeout=wait_s):
             raise TimeoutError(errno.ETIMEDOUT, "the file system does not answer")
         try:
             yield
@@ -101,7 +103,7 @@ class Tailer:
 
     def restart(self) -> None:
         """Read every log from its beginning at the next pass. Raises `OSError`."""
-        with self._locked():
+        with self._locked(self._shared.io_deadline_s):
             for tail in self._tails.values():
                 tail.rewind()
 
@@ -111,7 +113,7 @@ class Tailer:
 
     def writers_of(self, namespace: bytes) -> set[str]:
         """Other writers known to serve a namespace. Raises `OSError`."""
-        with self._locked():
+        with self._locked(self._shared.io_deadline_s):
             return {tail.writer for tail in self._tails.values() if tail.namespace == namespace}
 
     def lacks_own_files(self) -> bool:
@@ -121,9 +123,13 @@ class Tailer:
     def silent(self, writer: str, lease_s: float) -> bool:
         """True when a log has not changed for a lease of this process's own time. Raises `OSError`.
 
-        It is read now if the last look is as long ago. The lease is the one that the log names, else `lease_s`.
+        It is read now if the last look is as long ago, but not where the last look failed: saves wait for this answer,
+        and a read that hangs would hold them up. The lease is the one that the log names, else `lease_s`.
         """
-        with self._locked():
+        tail = self._tails.get(writer)
+        if tail is not None and not tail.adopted and (tail.unreadable or not self._is_silent(tail, lease_s)):
+            return False
+        with self._locked(PASS_S):
             tail = self._tails.setdefault(writer, LogTail(writer))
             return tail.adopted or (
                 self._is_silent(tail, lease_s) and self._read(tail) and self._is_silent(tail, lease_s)
@@ -135,9 +141,9 @@ class Tailer:
         With a lease the log is read once more, and a writer that has written meanwhile is left alone. True when the
         writer is adopted, by whomever: of two who try, the marker of the first stays.
         """
-        with self._locked():
+        with self._locked(PASS_S):
             tail = self._tails.setdefault(writer, LogTail(writer))
-            if not self._read(tail) or (lease_s is not None and not self._is_silent(tail, lease_s)):
+            if tail.unreadable or not self._read(tail) or (lease_s is not None and not self._is_silent(tail, lease_s)):
                 return False
             if not tail.adopted:
                 end = AdoptedEnd(tail.epoch, tail.offset)
@@ -153,10 +159,11 @@ class Tailer:
         try:
             while not self._at_end(tail) and self._read_log(tail):
                 pass
+            tail.unreadable = False
         except OSError:
             self._shared.files.forget(self._path(tail))  # A file of a mount that has died is dead for ever.
-            return False
-        return True
+            tail.unreadable = True
+        return not tail.unreadable
 
     def _at_end(self, tail: LogTail) -> bool:
         """True when nothing can follow: the writer was adopted, and what counts was read."""
@@ -243,7 +250,7 @@ class Tailer:
                 self._add_entries(frame, tail)
             return
         if frame.kind == Kind.COUNTER:
-            tail.lease_s = _sane_lease(frame.lease_s())
+            tail.take_lease(frame.lease_s())
             return
         if frame.kind == Kind.ROLLED:
             (owner, number, _), *_ = frame.references() or [(b"", 0, 0)]
@@ -326,10 +333,10 @@ class Tailer:
     def _note_missing(self, tail: LogTail, known: list[Segment]) -> bool:
         """Compare segments with the names that are there, where those have changed; True when one has come back."""
         changed_ns = os.stat(self._shared.pool.writers / tail.writer).st_mtime_ns
-        if tail.listed and changed_ns == tail.changed_ns:
+        if tail.names_are_known(changed_ns):
             return False
         names = self._shared.pool.names(tail.writer)
-        tail.changed_ns = changed_ns
+        tail.note_listing(changed_ns)
         back = tail.missing & names.segments
         if back:
             tail.missing -= back
@@ -354,10 +361,6 @@ class Tailer:
         del self._tails[tail.writer]
 
 
-def _sane_lease(lease_s: float | None) -> float | None:
-    return min(lease_s, LEASE_S_MAX) if lease_s else None
-
-
 def drop_places(shared: Shared, damage: Iterable[tuple[Segment, int]]) -> None:
     """Forget what lies at these places, now and in what is read later. Called with the store's lock held."""
     by_segment: dict[Segment, list[int]] = {}
@@ -370,13 +373,16 @@ def drop_places(shared: Shared, damage: Iterable[tuple[Segment, int]]) -> None:
 
 
 def forget_segments(shared: Shared, segments: list[Segment]) -> None:
-    """Take segments out of the index, and close their files."""
+    """Take segments out of the index, and close their files; of those that are gone only the name is kept."""
     with shared.lock:
         indexed = [segment for segment in segments if segment.indexed]
         if indexed:
             shared.index.remove_segments([segment.slot for segment in indexed])
         for segment in indexed:
             segment.indexed = False
+        for segment in segments:
+            if segment.gone:
+                shared.segments.bury(segment)
     for segment in segments:
         shared.files.forget(segment.path)
 

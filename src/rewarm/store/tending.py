@@ -32,7 +32,17 @@ class Tender:
         self._thread: threading.Thread | None = None
 
     def start(self, tailer: Tailer, evictor: Evictor) -> None:
-        """Begin. Raises `RuntimeError` where no thread is to be had."""
+        """Read what others have published, and begin. Raises `OSError`, and `RuntimeError` without a thread.
+
+        A log that does not answer in time keeps nobody from opening the pool: its writer's host may have died with it
+        locked, and its blocks, with those of logs behind it, are misses until the pass is over.
+        """
+        try:
+            self._mount.call(tailer.refresh)
+            self._mount.call(evictor.measure)
+        except TimeoutError:
+            if not tailer.listed:
+                raise
         thread = threading.Thread(target=self._run, args=(tailer, evictor), name="rewarm-poll", daemon=True)
         thread.start()
         self._thread = thread

@@ -151,7 +151,10 @@ class WriteLoop(IoLoop[SaveJob | Command]):
 
     def _unwritten_bytes(self) -> int:
         """What groups under way will still take: payload, and a page of the log each at least."""
-        return sum(group.bytes_on_disk() + PAGE for group in self._groups.values())
+        counted = self._side.counts_written
+        return sum(
+            PAGE + (0 if counted and group.written() else group.bytes_on_disk()) for group in self._groups.values()
+        )
 
     def _number(self) -> int:
         self._next_number = self._next_number % 0x7FFFFFFF + 1
@@ -247,7 +250,7 @@ class WriteLoop(IoLoop[SaveJob | Command]):
     # What follows a completed group.
 
     def _advance(self, group: Group) -> None:
-        if group.in_flight or group.sent < len(group.operations):
+        if not group.written():
             return
         if group.failed:
             self._recover(group)

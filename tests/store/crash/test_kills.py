@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.lengths import repeated
 from tests.store.crash.lives import NAMESPACE, batch_keys, block, live_and_die, load, server
 
 from rewarm.store.contract import Store
@@ -12,8 +13,8 @@ from rewarm.store.opening import open_store
 
 pytestmark = pytest.mark.crash
 
-LIVES = 200
-LIVES_WITH_EVICTION = 50
+LIVES = repeated(60, 200)
+LIVES_WITH_EVICTION = repeated(20, 50)
 KNOWN_MAX = 500
 """Blocks read after each life: those that fit, and as many that may be gone."""
 
@@ -26,7 +27,7 @@ def _must_be_clean(store: Store) -> None:
     assert report.clean, report.findings
 
 
-def test_two_hundred_kills_lose_nothing_that_was_promised(tmp_path: Path) -> None:
+def test_kills_lose_nothing_that_was_promised(tmp_path: Path) -> None:
     context, url = server(), f"file://{tmp_path}?capacity=4GiB"
     open_store(url, namespace=NAMESPACE).close()
     promised: list[bytes] = []

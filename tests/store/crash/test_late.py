@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.lengths import repeated
 
 from rewarm.store.contract import Outcome, Store, Transfer
 from rewarm.store.devices.base import READ, WRITE, Device
@@ -18,7 +19,7 @@ from rewarm.testing.faulty import late, stall
 
 pytestmark = pytest.mark.crash
 
-ROUNDS = 300
+ROUNDS = repeated(100, 300)
 LATE_S = 0.05
 WAIT_S = 60.0
 TURN_S = 0.01

@@ -146,6 +146,10 @@ def test_a_disk_that_fills_meanwhile_is_no_fault_of_the_rung(
 
     best = choose_device(tmp_path).name
     monkeypatch.setattr(medium, "nameless_file", filling)
+    if blamed and best == "threads":  # nothing is below it
+        with pytest.raises(StorageError, match="threads: probe: EROFS"):
+            choose_device(tmp_path)
+        return
     choice = choose_device(tmp_path)
     assert any("probe: EROFS" in line for line in choice.refusals) is blamed
     assert blamed or choice.name == best

@@ -40,7 +40,7 @@ def writer(name: str, keys: tuple[str, ...], rules: Rules) -> list[Step]:
             return start_over_at if late and "16a" in rules else None
 
         def payload(state: State) -> None:
-            write_page(state, name, 1, place_of(key), key)
+            write_page(state, home(state, name), 1, place_of(key), key)
 
         def clock(state: State) -> None:
             state[f"{name}.began"] = state["now"]
@@ -77,13 +77,19 @@ def writer(name: str, keys: tuple[str, ...], rules: Rules) -> list[Step]:
     return [*steps, start_over, go_on]
 
 
+def home(state: State, name: str) -> str:
+    """The directory in which a writer's open descriptors lie now."""
+    found: str = state.get(f"{name}.home", name)
+    return found
+
+
 def _land(state: State, name: str, key: str, page: int) -> None:
     at = state[f"{name}.offset"]
-    write_slot(state, name, 1, at, ("entry", key, 1, page))
+    write_slot(state, home(state, name), 1, at, ("entry", key, 1, page))
     state[f"{name}.offset"] = at + 1
     state[f"{name}.landed"] = state["now"]
     if f"adopted/{name}" in state:
-        state["late"] |= {(key, name)}
+        state["late"] |= {(key, home(state, name))}
         if state[f"{name}.adopted"]:
             state["fault"] = f"{name} publishes into files that were adopted before it began"
 
@@ -92,13 +98,13 @@ def adopter(name: str, of: str, rules: Rules) -> list[Step]:
     """Watches a writer's log and takes it over when it has not changed for a lease."""
 
     def observe(state: State) -> None:
-        state[f"{name}.seen"] = (len(state[f"log/{of}/1"]), state["now"])
+        state[f"{name}.seen"] = (len(state[f"log/{home(state, of)}/1"]), state["now"])
 
     def decide(state: State) -> int | None:
         if f"adopted/{of}" in state:
             return END
         length, since = state[f"{name}.seen"]
-        now_length = len(state[f"log/{of}/1"])
+        now_length = len(state[f"log/{home(state, of)}/1"])
         if "15" in rules:
             if now_length != length:
                 return 0
@@ -115,11 +121,15 @@ def adopter(name: str, of: str, rules: Rules) -> list[Step]:
 
     def link(state: State) -> int | None:
         marker = state.get(f"adopted/{of}")
-        if marker is not None and "18" in rules:
+        if marker is not None and "18a" in rules:
             return END
         if marker is not None and marker != state[f"{name}.end"]:
             state["fault"] = "two adopters named two ends"
         state[f"adopted/{of}"] = state[f"{name}.end"]
+        if "18b" not in rules and home(state, of) == of:  # to a directory of the adopter's, which has no marker
+            state[f"{of}.home"] = name
+            for file in ("log", "seg"):
+                state[f"{file}/{name}/1"], state[f"{file}/{of}/1"] = state[f"{file}/{of}/1"], None
         return None
 
     def append_to_it(state: State) -> None:
@@ -133,19 +143,21 @@ def reader(name: str, of: tuple[str, ...], rules: Rules, times: int) -> list[Ste
 
     def one(writer: str) -> list[Step]:
         def fetch(state: State) -> None:
-            state[f"{name}.log"] = state.get(f"log/{writer}/1", ())
+            state[f"{name}.from"] = home(state, writer)
+            state[f"{name}.log"] = state.get(f"log/{home(state, writer)}/1", ())
 
         def look(state: State) -> None:
-            state[f"{name}.end"] = state.get(f"adopted/{writer}")
+            state[f"{name}.end"] = state.get(f"adopted/{home(state, writer)}")
 
         def take(state: State) -> None:
             view = dict(state)
-            view.pop(f"adopted/{writer}", None)
+            source = state[f"{name}.from"]
+            view.pop(f"adopted/{source}", None)
             if state[f"{name}.end"] is not None:
-                view[f"adopted/{writer}"] = state[f"{name}.end"]
+                view[f"adopted/{source}"] = state[f"{name}.end"]
             if state[f"{name}.log"]:
-                poll(view, name, writer, rules, log=state[f"{name}.log"])
-            for field in ("entries", "void", "sealed", f"at/{writer}", "heard"):
+                poll(view, name, source, rules, log=state[f"{name}.log"])
+            for field in ("entries", "void", "sealed", f"at/{source}", "heard"):
                 if f"{name}.{field}" in view:
                     state[f"{name}.{field}"] = view[f"{name}.{field}"]
             state[f"{name}.log"] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.store.model.explorer import END, Actor, Scene, State, Step
 from tests.store.model.scenes import Rules, begin, no_fault
-from tests.store.model.world import append, segment, segments, write_page
+from tests.store.model.world import append, holders, segment, segments, served_at_last, write_page
 
 SEGMENTS, LOW = 5, 3
 
@@ -21,7 +21,7 @@ def eviction(rules: Rules) -> Scene:
     def evictor(name: str) -> list[Step]:
         def measure(state: State) -> int | None:
             state[f"{name}.used"] = used(state)
-            state[f"{name}.list"] = tuple(p for p in segments(state) if "12" not in rules or p[0] == "W")
+            state[f"{name}.list"] = tuple(p for p in segments(state) if "12a" not in rules or p[0] == "W")
             return choose_at
 
         def choose(state: State) -> int | None:
@@ -99,6 +99,39 @@ def announce_last(name: str) -> Step:
         return 0
 
     return announce
+
+
+def erasing(rules: Rules) -> Scene:
+    """Somebody erases, by order, the segment that a living writer fills; from its next poll on its saves count."""
+
+    def announce(state: State) -> None:
+        append(state, "E", ("evicted", "W", 1))
+
+    def unlink(state: State) -> None:
+        state["seg/W/1"] = None
+
+    def look(state: State) -> None:
+        state["noticed"] = ("evicted", "W", 1) in state.get("log/E/1", ())
+        if state["noticed"] and "12b" in rules and state["number"] == 1:
+            state["number"] = 2
+            state["seg/W/2"] = ("head",)
+
+    def fill(state: State) -> None:
+        write_page(state, "W", state["number"], 1, "b")
+
+    def publish(state: State) -> None:
+        append(state, "W", ("entry", "b", state["number"], 1))
+        state["told"] |= {"b"} if state["noticed"] else set()
+
+    def promised(state: State) -> str | None:
+        for after in holders(state, "new"):
+            if "b" in state["told"] and not served_at_last(after, "new", "b"):
+                return "what was saved after the poll that showed the eviction is lost"
+        return None
+
+    start = begin(rules, seg__W__1=("head", "a"), log__W__1=(("entry", "a", 1, 1),), number=1, noticed=False)
+    actors = [Actor("E", [announce, unlink], may_die=True), Actor("W", [look, fill, publish] * 2, may_die=True)]
+    return Scene(actors, start, [no_fault], [promised])
 
 
 def quota(rules: Rules) -> Scene:

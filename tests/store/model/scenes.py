@@ -14,6 +14,7 @@ from tests.store.model.world import (
     holders,
     load,
     poll,
+    read,
     served_at_last,
     write_page,
     write_slot,
@@ -113,16 +114,20 @@ def publishing(rules: Rules) -> Scene:
 
         return tell_if_good
 
+    def at(state: State, i: int) -> int:
+        """The slot of a frame: behind the last, and that also where the last has failed."""
+        return 0 if "4b" not in rules and state["ring0.pc"] == END else i
+
     def halves(i: int) -> list[Step]:
         frame = ("entry", keys[i], 1, 1 + i)
 
         def first_half(state: State) -> None:
             if state["submitted"] <= i:
                 raise Blocked
-            write_slot(state, "W", 1, i, ("half", frame))
+            write_slot(state, "W", 1, at(state, i), ("half", frame))
 
         def second_half(state: State) -> None:
-            write_slot(state, "W", 1, i, frame)
+            write_slot(state, "W", 1, at(state, i), frame)
 
         return [first_half, second_half]
 
@@ -131,11 +136,11 @@ def publishing(rules: Rules) -> Scene:
         return [*order, finish(i)]
 
     steps = [*one(0), *one(1)]
-    if "4" not in rules:
+    if "4a" not in rules:
         steps = [payload(0), payload(1), submit(1), landed(0), landed(1), finish(0), finish(1)]
     watch = [*polls("R", "W", rules, *keys)] * 3
     actors = [Actor("W", steps, may_die=True), Actor("R", watch)]
-    actors += [Actor(f"ring{i}", halves(i), may_die=i == 0 and "4" in rules) for i in (0, 1)]
+    actors += [Actor(f"ring{i}", halves(i), may_die=i == 0 and "4a" in rules) for i in (0, 1)]
     start = begin(rules, "R", seg__W__1=("head",), log__W__1=(), submitted=0)
     return Scene(actors, start, [no_fault, right_bytes, sound], [kept("R")])
 
@@ -150,7 +155,17 @@ def weak_mount(rules: Rules) -> Scene:
     def show_payload(state: State) -> None:
         write_page(state, "W", 1, 1, "a")
 
-    actors = [Actor("W", [show_frame, show_payload]), Actor("R", polls("R", "W", rules, "a") * 2)]
+    def read_again(state: State) -> None:
+        """The second look, and the verdict with it: a miss only where there is nothing to be had."""
+        if not state["R.entries"] or ("a", "a") in state.get("served", ()):
+            return
+        if "8a" in rules:
+            poll(state, "R", "W", rules)
+            load(state, "R", "a", rules)
+        if ("a", "a") not in state.get("served", ()) and read(state, ("a", "W", 1, 1)) == "a":
+            state["fault"] = "a block is missed that is there"
+
+    actors = [Actor("W", [show_frame, show_payload]), Actor("R", [*polls("R", "W", rules, "a"), read_again] * 2)]
     return Scene(actors, begin(rules, "R", seg__W__1=("head",), log__W__1=()), [no_fault, right_bytes], [kept()])
 
 
@@ -189,14 +204,17 @@ def damage(rules: Rules) -> Scene:
 
 
 def names(rules: Rules) -> Scene:
-    """A segment is evicted and its writer goes on; a late reader still knows the old one."""
-    number = 2 if "1" in rules else 1
+    """A segment is evicted and its writer goes on; late readers still know the old one, or hear of its end first."""
+    number = 2 if "1a" in rules and "1b" in rules else 1
 
     def evict(state: State) -> None:
         append(state, "E", ("evicted", "W", 1))
         state["seg/W/1"] = None
 
     def refill(state: State) -> None:
+        if "1b" not in rules:  # in the old one, over what was there
+            write_page(state, "W", 1, 1, "b")
+            return
         if state["seg/W/1"] is not None:
             raise Blocked
         state[f"seg/W/{number}"] = ("head", "b")
@@ -206,13 +224,19 @@ def names(rules: Rules) -> Scene:
         append(state, "W", ("sealed", number))
         state["told"] |= {"b"}
 
-    start = begin(rules, "R", seg__W__1=("head", "a"), log__W__1=(("entry", "a", 1, 1), ("sealed", 1)))
+    def not_offered(state: State) -> str | None:
+        if ("W", 1) in state.get("S.heard", ()) and any(place[:3] == ("a", "W", 1) for place in state["S.entries"]):
+            return "S has read that the segment is evicted, and offers what was in it"
+        return None
+
+    start = begin(rules, "R", "S", seg__W__1=("head", "a"), log__W__1=(("entry", "a", 1, 1), ("sealed", 1)))
     actors = [
-        Actor("E", [evict]),
+        *([Actor("E", [evict])] if "1b" in rules else []),
         Actor("W", [refill, publish], may_die=True),
         Actor("R", polls("R", "W", rules, "a") * 2),
+        Actor("S", [*polls("S", "E", rules), *polls("S", "W", rules)]),
     ]
-    return Scene(actors, start, [no_fault, right_bytes], [kept("R")])
+    return Scene(actors, start, [no_fault, right_bytes, not_offered], [kept("R")])
 
 
 def probing(rules: Rules) -> Scene:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from tests.store.model.explorer import Actor, Found, Scene, State, explore
 from tests.store.model.lives import adoption, lease, whole
-from tests.store.model.room import eviction, quota
+from tests.store.model.room import erasing, eviction, quota
 from tests.store.model.scenes import SCENES
 from tests.store.model.world import RULES
 
 ALL = frozenset(RULES)
-EVERY_SCENE = (*SCENES, eviction, quota, adoption, lease)
+EVERY_SCENE = (*SCENES, quota, erasing, eviction, lease, adoption)
+"""The smallest first: what finds the break of a rule ends the search."""
 PROTOCOL = Path(__file__).resolve().parents[3] / "docs" / "reference" / "protocol-1.md"
 
 

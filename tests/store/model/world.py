@@ -12,28 +12,34 @@ from typing import Any
 from tests.store.model.explorer import State
 
 RULES = {
-    "1": "names are never used twice",
+    "1a": "names are never used twice",
+    "1b": "bytes a reader may have seen are never rewritten",
     "2": "payload before frame",
     "3": "a frame is whole or absent",
-    "4": "frames reach the medium in sequence",
+    "4a": "frames reach the medium in sequence",
+    "4b": "after a failed write the offset moves on",
     "5a": "damage is skipped once a later frame is valid",
     "5b": "and only then",
     "6": "readers list, and never probe names",
     "7": "every load verifies",
-    "8": "a mismatch in an unsealed segment is never written to a log",
+    "8a": "a mismatch in an unsealed segment is read again after a refresh",
+    "8b": "and never written to a log",
     "9": "only a checksum mismatch writes a DROPPED frame",
-    "10": "DROPPED and EVICTED hold whenever they are read",
+    "10a": "DROPPED holds whenever it is read",
+    "10b": "and so does EVICTED",
     "11a": "announce, then unlink",
     "11b": "credit only an unlink that succeeded",
     "11c": "measure again after each",
-    "12": "sealed segments only, of a living writer",
+    "12a": "sealed segments only, of a living writer",
+    "12b": "a writer whose open segment was evicted goes on in a new one",
     "13": "capacity counts real bytes of all writers",
     "14": "stop at the low mark",
     "15": "a lease is watched with the observer's own clock",
     "16a": "a writer looks at its lease before it publishes",
     "16b": "and again before it says so",
     "17": "a late writer starts over under a new id",
-    "18": "adoption is one link: who comes second has lost",
+    "18a": "adoption is one link: who comes second has lost",
+    "18b": "nothing is renamed",
     "19a": "adopted files are never appended to",
     "19b": "what lies behind the adopted end is not taken",
     "19c": "a reader looks for the marker after it has read the log",
@@ -42,7 +48,11 @@ RULES = {
     "20c": "a snapshot replaces all entries of its writer",
     "21": "a reader that lost the chain lists again",
 }
-"""Each rule of docs/reference/protocol-1.md, in parts where it has several."""
+"""Each rule of docs/reference/protocol-1.md, in parts where it has several.
+
+One part is left out: the random pause between two victims (rule 14). Every length of it is explored, and none is needed
+for what the page promises; it makes two evictors that meet rarer, not more right.
+"""
 
 Place = tuple[str, str, int, int]
 """A copy of a block: (key, writer, segment, page)."""
@@ -174,7 +184,7 @@ def _take(
     elif frame[0] == "sealed":
         state[f"{reader}.sealed"] |= {(writer, frame[1])}
     elif frame[0] in ("evicted", "dropped"):
-        if "10" in rules:
+        if ("10a" if frame[0] == "dropped" else "10b") in rules:
             state[void] |= {frame[1:]}
         state[f"{reader}.heard"] = state.get(f"{reader}.heard", frozenset()) | {frame[1:]}
         state[entries] = frozenset(p for p in state[entries] if frame[1:] not in (p[1:3], p[1:4]))
@@ -198,7 +208,7 @@ def load(state: State, reader: str, key: str, rules: frozenset[str]) -> None:
         mismatch = content is not None
         if mismatch:
             state[f"{reader}.mismatched"] = True
-        if (mismatch or "9" not in rules) and (sealed or "8" not in rules):
+        if (mismatch or "9" not in rules) and (sealed or "8b" not in rules):
             state[f"{reader}.entries"] -= {place}
             append(state, reader, ("dropped", *place[1:]))
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.lengths import repeated
 from tests.store.powerloss.lives import WAIT_S, block, size_of
 
 from rewarm.store.contract import Outcome
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.crash
 
 NAMESPACE = "power"
 OUTER_BYTES, INNER_BYTES = 1 << 30, 330 << 20
-LOSSES = 12
+LOSSES = repeated(6, 12)
 ROOT = Path(__file__).resolve().parents[3]
 
 WRITER = """

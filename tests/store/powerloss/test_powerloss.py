@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.lengths import repeated
 from tests.store.powerloss.lives import CAPACITY, NAMESPACE, WAIT_S, Recording, block, record, size_of
 from tests.store.powerloss.losses import lose_power
 from tests.store.powerloss.recorder import Recorder
@@ -19,7 +20,7 @@ from rewarm.store.opening import open_store, repair_pool_file
 from rewarm.testing import make_keys
 
 RECORDINGS = [("", False), ("", True), ("&device=threads", False), ("&device=aio", True)]
-LOSSES = 1000
+LOSSES = repeated(200, 1000)
 LOSSES_QUICK = 24
 
 
@@ -72,7 +73,7 @@ def test_some_power_losses(tmp_path: Path) -> None:
 
 
 @pytest.mark.crash
-def test_a_thousand_power_losses(tmp_path: Path) -> None:
+def test_many_power_losses(tmp_path: Path) -> None:
     lose_many(tmp_path, LOSSES, seed=2)
 
 

@@ -71,19 +71,28 @@ def test_a_used_slot_is_a_miss_for_who_has_not_polled(device: Path) -> None:
             assert load(reader, keys[-40:], BLOCK) == [Outcome.HIT] * 40
 
 
-def test_a_slot_is_used_again_only_after_its_grace_period(device: Path) -> None:
+def test_a_slot_rests_for_its_grace_period_and_nobody_else_waits(device: Path) -> None:
+    keys = make_keys(300)
     with open_as(device, "a", "&role=owner") as store:
         owner = store.owner
         assert owner is not None
-        save(store, make_keys(300), BLOCK)
-        times = sorted(owner._freed_s.values())
-        assert times, "something was evicted"
+        save(store, keys, BLOCK)
+        owner.grace_s = 0.5
         with owner.lock:
             free = [n for n in range(owner.header.slots) if n not in owner.table.used]
+            assert owner.evicted_slots, "something was evicted"
             now_s = time.monotonic()
             owner._freed_s = dict.fromkeys(free, now_s)
-            assert owner._free_slot() in free
-            assert time.monotonic() - now_s >= owner.grace_s
+        late = store.save(make_keys(8, "late"), [bytes(BLOCK)] * 8)
+        assert load(store, keys[-3:], BLOCK) == [Outcome.HIT] * 3
+        queued = store.save(make_keys(1, "queued"), [bytes(BLOCK)])
+        counter = owner.header.counter
+        owner.count()
+        assert owner.header.counter == counter + 1, "the owner goes on counting"
+        assert not late.done()
+        assert late.wait(30) == [True] * 8
+        assert time.monotonic() - now_s >= owner.grace_s
+        assert queued.wait(30) == [True]
 
 
 def test_the_log_rolls_and_readers_follow(device: Path) -> None:
@@ -96,6 +105,67 @@ def test_the_log_rolls_and_readers_follow(device: Path) -> None:
         assert load(reader, keys, PAGE) == [Outcome.HIT] * 80
     with open_as(device, "a") as again:
         assert load(again, keys, PAGE) == [Outcome.HIT] * 80
+
+
+def test_readers_go_on_behind_a_frame_that_could_not_be_written(device: Path) -> None:
+    keys = make_keys(3)
+    with open_as(device, "a") as store, open_as(device, "b") as reader:
+        assert save(store, keys[:1], BLOCK) == [Outcome.STORED]
+        reader.refresh()
+        owner = store.owner
+        assert owner is not None
+        write = owner.media.write
+
+        def fail(offset: int, data: bytes) -> None:
+            raise OSError("the medium")
+
+        owner.media.write = fail  # type: ignore[method-assign]
+        assert save(store, keys[1:2], BLOCK) == [Outcome.LOST_MEDIUM]
+        owner.media.write = write  # type: ignore[method-assign]
+        assert save(store, keys[2:], BLOCK) == [Outcome.STORED]
+        reader.refresh()
+        assert load(reader, keys, BLOCK) == [Outcome.HIT, Outcome.MISSING, Outcome.HIT]
+
+
+def test_an_owner_that_gets_late_while_it_rolls_the_log_leaves_it(device: Path) -> None:
+    keys = make_keys(20)
+    with open_as(device, "a") as store, open_as(device, "b") as reader:
+        save(store, keys, BLOCK)
+        owner, before = store.owner, facts_of(str(device))
+        assert owner is not None
+
+        def sync_for_ever() -> None:
+            owner._counted_s -= owner.header.lease_ms / 1000
+
+        owner.media.sync = sync_for_ever  # type: ignore[method-assign]
+        with owner.lock, pytest.raises(OSError, match="no longer owns"):
+            owner._roll()
+        after = facts_of(str(device))
+        assert (after.epoch, after.writer) == (before.epoch, before.writer)
+        reader.refresh()
+        assert load(reader, keys, BLOCK) == [Outcome.HIT] * 20
+
+
+def test_a_roll_that_fails_loses_nothing(device: Path) -> None:
+    keys = make_keys(20)
+    with open_as(device, "a") as store, open_as(device, "b") as reader:
+        save(store, keys[:10], BLOCK)
+        owner, before = store.owner, facts_of(str(device))
+        assert owner is not None
+        sync = owner.media.sync
+
+        def fail() -> None:
+            raise OSError("the medium")
+
+        owner.media.sync = fail  # type: ignore[method-assign]
+        with owner.lock, pytest.raises(OSError, match="the medium"):
+            owner._roll()
+        owner.media.sync = sync  # type: ignore[method-assign]
+        owner.count()
+        assert facts_of(str(device)).epoch == before.epoch, "half a snapshot does not count"
+        assert save(store, keys[10:], BLOCK) == [Outcome.STORED] * 10
+        reader.refresh()
+        assert load(reader, keys, BLOCK) == [Outcome.HIT] * 20
 
 
 def test_a_dead_owner_is_replaced_and_its_late_frames_do_not_count(device: Path) -> None:
@@ -141,7 +211,7 @@ def test_an_owner_that_was_late_becomes_owner_again(device: Path) -> None:
 
 
 def test_of_two_claimants_the_last_nonce_wins(device: Path) -> None:
-    terms = Terms("b/node", 0.05, 0.6, 0.05)
+    terms = Terms(facts_of(str(device)).pool_id, "b/node", 0.05, 0.6, 0.05)
     media = Media(str(device), writable=True, direct=False)
     read, reads = media.read, []
 

@@ -1,46 +1,141 @@
-"""A medium that keeps a read of the log for ever holds up neither look-ups nor loads."""
+"""A medium that keeps a read, a write or a sync for ever holds up neither look-ups nor loads, and no verb for long."""
 
 from __future__ import annotations
 
-import errno
+import os
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rewarm
 from rewarm.errors import StorageError
+from rewarm.store.contract import Outcome
 from rewarm.store.raw.formatting import format_device
 from rewarm.store.raw.store import RawStore
 
 KEY = b"the only key of it"
-BYTES = 64 << 10
+BLOCK = bytes(range(256)) * 256
 BOUND_S = 10.0
+DEADLINE = "poll=20ms&io_deadline=300ms&close_timeout=500ms"
 
 
-def test_a_read_of_the_log_that_hangs_holds_up_no_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Stall:
+    """Calls of the system that never answer, for some descriptors, until it is over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.over = threading.Event(), threading.Event()
+        self._monkeypatch = monkeypatch
+
+    def begin(self, *calls: str, descriptors: set[int] | None = None) -> None:
+        """Keep these calls, of all descriptors of raw pools where none are named."""
+        for name in calls:
+            self._monkeypatch.setattr(os, name, self._kept(getattr(os, name), descriptors))
+
+    def _kept(self, call: Callable[..., Any], descriptors: set[int] | None) -> Callable[..., Any]:
+        def hang(descriptor: int, *arguments: Any) -> Any:
+            if descriptors is None or descriptor in descriptors:
+                self.reached.set()
+                self.over.wait(3 * BOUND_S)
+            return call(descriptor, *arguments)
+
+        return hang
+
+
+@pytest.fixture
+def stall(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stall]:
+    found = Stall(monkeypatch)
+    yield found
+    found.over.set()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
     device = tmp_path / "device"
     with open(device, "wb") as file:
         file.truncate(8 << 20)
     format_device(str(device))
-    reached, over = threading.Event(), threading.Event()
+    return f"block://{device}?{DEADLINE}"
 
-    def hang(offset: int, count: int) -> None:
-        reached.set()
-        over.wait(3 * BOUND_S)
-        raise OSError(errno.EIO, "gone")
 
-    with rewarm.open(f"block://{device}?poll=20ms&io_deadline=300ms", namespace="stalls") as store:
-        assert isinstance(store, RawStore)
-        assert store.save([KEY], [bytes(range(256)) * (BYTES // 256)]).wait(BOUND_S) == [True]
-        monkeypatch.setattr(store._media, "read", hang)
-        try:
-            assert reached.wait(BOUND_S)
-            found = bytearray(BYTES)
-            assert store.lookup([KEY]).leading == 1
-            assert store.load([KEY], [found]).wait(BOUND_S) == [True]
-            assert found == bytes(range(256)) * (BYTES // 256)
-            with pytest.raises(StorageError, match="not answered"):
-                store.refresh()
-        finally:
-            over.set()
+def opened(url: str) -> RawStore:
+    store = rewarm.open(url, namespace="stalls")
+    assert isinstance(store, RawStore)
+    return store
+
+
+def within_bound(action: Callable[[], object]) -> None:
+    began_s = time.monotonic()
+    action()
+    assert time.monotonic() - began_s < BOUND_S
+
+
+def refused(action: Callable[[], object]) -> None:
+    def refuse() -> None:
+        with pytest.raises(StorageError, match="answer"):
+            action()
+
+    within_bound(refuse)
+
+
+def test_a_read_of_the_log_that_hangs_holds_up_no_load(url: str, stall: Stall) -> None:
+    with opened(url) as store:
+        other = b"another key, of a damaged block"
+        assert store.save([KEY, other], [BLOCK, BLOCK]).wait(BOUND_S) == [True, True]
+        offset = int(store.index.places([other]).offset[0])
+        with open(store.path, "r+b") as file:
+            file.seek(offset)
+            file.write(b"damage")
+        stall.begin("preadv", descriptors={store._log.media.descriptor})
+        assert stall.reached.wait(BOUND_S)
+        found = bytearray(len(BLOCK))
+        assert store.lookup([KEY]).leading == 1
+        assert store.load([KEY], [found]).wait(BOUND_S) == [True]
+        assert found == BLOCK
+        damaged = store.load([other], [found])
+        assert damaged.wait(BOUND_S) == [False]
+        assert damaged.outcomes == [Outcome.CORRUPT], "the log is not waited for beyond the deadline"
+        refused(store.refresh)
+        refused(store.check)
+
+
+def test_writes_that_hang_end_saves_and_verbs(url: str, stall: Stall) -> None:
+    store = opened(url)
+    assert store.save([KEY], [BLOCK]).wait(BOUND_S) == [True]
+    assert store.owner is not None
+    stall.begin("preadv", "pwritev", "fdatasync", descriptors={store.owner.media.descriptor})
+    kept = [store.save([f"a new key, {i}".encode()], [BLOCK]) for i in range(30)]
+    for transfer in kept:
+        assert transfer.wait(BOUND_S) == [False]
+        assert transfer.outcomes[0] in (Outcome.TIMED_OUT, Outcome.LOST_MEDIUM)
+    found = bytearray(len(BLOCK))
+    assert store.load([KEY], [found]).wait(BOUND_S) == [True]
+    refused(store.flush)
+    refused(lambda: store.evict(0))
+    within_bound(store.close)
+
+
+def test_a_medium_that_does_not_answer_is_not_opened(url: str, stall: Stall) -> None:
+    stall.begin("preadv")
+    refused(lambda: rewarm.open(url, namespace="stalls"))
+
+
+def test_opening_another_pool_does_not_wait_for_one_that_stalls(url: str, stall: Stall, tmp_path: Path) -> None:
+    store = opened(url)
+    assert store.owner is not None
+    stall.begin("preadv", "pwritev", "fdatasync", descriptors={store.owner.media.descriptor})
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    try:
+        other = tmp_path / "other"
+        with open(other, "wb") as file:
+            file.truncate(8 << 20)
+        format_device(str(other))
+        with opened(f"block://{other}?{DEADLINE}") as healthy:
+            assert healthy.save([KEY], [BLOCK]).wait(BOUND_S) == [True]
+    finally:
+        closing.join(BOUND_S)
+    assert not closing.is_alive()

@@ -224,11 +224,10 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         if pool is None or self._store is None or not keys:
             return [False] * len(keys)
         try:
-            mask = self._store.lookup(pool.keys(keys)).mask.reshape(len(keys), -1)
+            return pool.whole(self._store.lookup(pool.keys(keys)).mask, len(keys))
         except RewarmError as error:
             self._failures.note({f"lookup {type(error).__name__}": len(keys)})
             return [False] * len(keys)
-        return [bool(page.all()) for page in mask]
 
     def _leading(self, name: str, keys: Sequence[str]) -> int:
         held = self._held(name, keys)
@@ -253,8 +252,7 @@ class RewarmHiCache(_HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         # does not wait for this thread; the kernel's own time-out ends it.
         while not transfer.wait_released(HELD_LOG_S):
             log.error("rewarm: the storage has not let go of %d pages of %s for %.0f s", len(keys), name, HELD_LOG_S)
-        pieces = len(pool.piece_bytes)
-        pages = [all(good[at : at + pieces]) for at in range(0, len(good), pieces)]
+        pages = pool.whole(good, len(keys))
         self._count(verb, transfer, sum(pages), pool, time.monotonic() - start_s)
         return pages
 

@@ -55,7 +55,9 @@ class HostPool:
             )
         self.piece_bytes = self._first_page()
         self._arenas = sorted((_array(tensor) for tensor in _tensors(pool)), key=address_of)
-        self._starts = [address_of(arena) for arena in self._arenas]
+        self._views = [arena.data for arena in self._arenas]
+        self._starts = np.array([address_of(arena) for arena in self._arenas], np.int64)
+        self._lengths = np.array([len(arena) for arena in self._arenas], np.int64)
         self.shape = {
             "pool": [name, type(pool).__name__, layout, getattr(pool, "storage_format_tag", None)],
             "dtype": str(getattr(pool, "dtype", "")),
@@ -78,12 +80,15 @@ class HostPool:
         return sum(self.piece_bytes)
 
     def keys(self, pages: Sequence[str]) -> list[bytes]:
-        """Keys of the blocks of these pages, piece by piece: 49 bytes each."""
+        """Keys of the blocks of these pages, 49 bytes each: the first pieces of all pages, then the second ones.
+
+        Pages whose memory follows each other are written, and read, as few long pieces in this order.
+        """
         pieces = [self._tag + bytes([piece]) for piece in range(len(self.piece_bytes))]
         digests = [hashlib.blake2b(page.encode(), digest_size=32).digest() for page in pages]
-        return [digest + piece for digest in digests for piece in pieces]
+        return [digest + piece for piece in pieces for digest in digests]
 
-    def buffers(self, indices: Any, pages: int) -> list[npt.NDArray[np.uint8]]:
+    def buffers(self, indices: Any, pages: int) -> list[memoryview]:
         """Memory of the blocks of `pages` pages at these token numbers, in the order of `keys`.
 
         Raises `MisuseError` when the pool gives other pieces than it has.
@@ -94,14 +99,19 @@ class HostPool:
         pointers, sizes = self.pool.get_page_buffer_meta(indices)
         if list(sizes) != self.piece_bytes * pages:
             raise MisuseError(f"the host pool {self.name!r} gave other pieces than {self.piece_bytes} a page")
-        arenas = (np.searchsorted(self._starts, pointers, "right") - 1).tolist()
-        blocks: list[npt.NDArray[np.uint8]] = []
-        for pointer, size, number in zip(pointers, sizes, arenas, strict=True):
-            at = pointer - self._starts[number] if number >= 0 else -1
-            if at < 0 or at + size > len(self._arenas[number]):
-                raise MisuseError(f"the host pool {self.name!r} gave memory that is not its own")
-            blocks.append(self._arenas[number][at : at + size])
-        return blocks
+        by_piece = np.array(pointers, np.int64).reshape(pages, -1).T.reshape(-1)
+        numbers = np.searchsorted(self._starts, by_piece, "right") - 1
+        offsets, lengths = by_piece - self._starts[numbers], np.repeat(self.piece_bytes, pages)
+        if (numbers < 0).any() or (offsets + lengths > self._lengths[numbers]).any():
+            raise MisuseError(f"the host pool {self.name!r} gave memory that is not its own")
+        blocks = zip(numbers.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
+        return [self._views[number][at : at + length] for number, at, length in blocks]
+
+    def whole(self, good: Sequence[bool] | npt.NDArray[np.bool_], pages: int) -> list[bool]:
+        """For each page whether all its blocks, in the order of `keys`, are good."""
+        pieces = np.asarray(good, np.bool_).reshape(-1, pages)
+        found: list[bool] = np.logical_and.reduce(pieces, axis=0).tolist()
+        return found
 
     def _first_page(self) -> list[int]:
         """Bytes of the pieces of a page."""

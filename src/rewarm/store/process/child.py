@@ -32,7 +32,6 @@ from rewarm.store.process import wire
 from rewarm.store.process.arena import map_part
 from rewarm.store.process.wire import Message, Table
 from rewarm.store.process.witness import bear_witness
-from rewarm.store.raw.media import open_raw
 from rewarm.store.reading import ReadLoop
 from rewarm.store.requests import Failure, LoadJob
 from rewarm.store.segments import FileCache
@@ -57,7 +56,6 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     always_bounce: bool
     io_deadline_s: float
     flags: int
-    raw: bool
     token: int
     parent: int
     channel: int = -1
@@ -69,7 +67,6 @@ class Side:
 
     def __init__(self, terms: Terms) -> None:
         self._token = terms.token
-        self._open = open_raw if terms.raw else open_regular
         self.files = FileCache(terms.flags, opener=self._open_file)
         self.counters = Counters()
         self.alignment = terms.alignment
@@ -78,7 +75,7 @@ class Side:
         self.paths: dict[int, Path] = {}
 
     def _open_file(self, path: Path, flags: int) -> int:
-        descriptor = self._open(path, flags)
+        descriptor = open_regular(path, flags)
         if self._token:
             try:
                 bear_witness(descriptor, self._token)

@@ -30,6 +30,7 @@ from rewarm.store.raw.header import (
 )
 from rewarm.store.raw.lease import NOBODY, is_silent
 from rewarm.store.raw.media import Media, node_of, resolve, tries_direct
+from rewarm.store.raw.reservations import Reservation
 
 SIGNATURES = (
     (0, b"XFSB", "XFS"),
@@ -164,6 +165,10 @@ def _write(media: Media, header: Header, old: Header | None) -> None:
     """Clear what could be taken for something, then write the headers: epochs go on where a pool was before."""
     if header.capacity_bytes < header.slot_bytes:
         raise ConfigError("the device is too small")
+    if old is not None:
+        former = Reservation(media, old.pool_id)  # What a dead owner has left would keep the writes below out.
+        former.register()
+        former.clear()
     media.write(CLAIM_OFFSET, bytes(PAGE))
     for at in range(CLAIM_OFFSET + PAGE, LOG_OFFSET, 64 << 10):
         media.write(at, bytes(min(64 << 10, LOG_OFFSET - at)))

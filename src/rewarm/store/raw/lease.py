@@ -15,6 +15,7 @@ import msgspec
 from rewarm.store.layout import PAGE
 from rewarm.store.raw.header import CLAIM_OFFSET, HEADER_OFFSETS, Header, decode_claim, encode_claim, encode_header
 from rewarm.store.raw.media import Media
+from rewarm.store.raw.reservations import Reservation
 from rewarm.store.raw.slots import read_header
 
 CLAIM_PERIODS = 2
@@ -25,21 +26,55 @@ LOCK_PAUSE_S = 0.02
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """Who asks, and for how long: seconds. A period is longer than a claimant takes from its look to its claim."""
+    """Who asks for which pool, and for how long: seconds.
 
+    A period is longer than a claimant takes from its look to its claim.
+    """
+
+    pool_id: bytes
     node: str
     period_s: float
     lease_s: float
     poll_s: float
 
 
-def acquire(media: Media, terms: Terms) -> Header | None:
-    """Become the owner; the header that says so, or None where somebody else lives or was faster. Raises `OSError`."""
+class Tenure(msgspec.Struct, frozen=True):
+    """An ownership that begins: its header, when its writing began (monotonic: its lease counts from it), its fence."""
+
+    header: Header
+    since_s: float
+    reservation: Reservation
+
+
+def acquire(media: Media, terms: Terms, former: bytes = NOBODY) -> Tenure | None:
+    """Become the owner; None where somebody else lives or was faster. Raises `OSError`.
+
+    `former` is the nonce of an owner in this very process that writes no more: it need not be waited for.
+    """
     locked = media.lock()
     observed = read_header(media)
-    if observed is None or not _is_free(media, observed, terms, locked=locked):
+    if observed is None or observed.pool_id != terms.pool_id:
+        return None
+    if observed.owner != former and not _is_free(media, observed, terms, locked=locked):
         return None
     nonce = secrets.token_bytes(16)
+    reservation = Reservation(media, nonce)
+    reservation.register()  # Where the former owner has a reservation, nobody else may write a claim.
+    try:
+        header, since_s = _claim(media, observed, nonce, terms, reservation) or (None, 0.0)
+    except OSError:
+        reservation.release()
+        raise
+    if header is None:
+        reservation.release()
+        return None
+    return Tenure(header, since_s, reservation)
+
+
+def _claim(
+    media: Media, observed: Header, nonce: bytes, terms: Terms, reservation: Reservation
+) -> tuple[Header, float] | None:
+    """Claim, wait, and own if the claim still stands; the header, and when its writing began."""
     for _ in range(CLAIM_ATTEMPTS):
         looked_s = time.monotonic()
         if read_header(media) != observed:
@@ -51,6 +86,7 @@ def acquire(media: Media, terms: Terms) -> Header | None:
         time.sleep(CLAIM_PERIODS * terms.period_s)
         if decode_claim(media.read(CLAIM_OFFSET, PAGE).data) != nonce or read_header(media) != observed:
             return None
+        reservation.take(observed.owner)
         return _own(media, observed, nonce, terms)
     return None
 
@@ -85,8 +121,9 @@ def is_silent(media: Media, observed: Header) -> bool:
             return False
 
 
-def _own(media: Media, observed: Header, nonce: bytes, terms: Terms) -> Header:
+def _own(media: Media, observed: Header, nonce: bytes, terms: Terms) -> tuple[Header, float]:
     """Write both copies: a late write of the former owner hits one of them at most."""
+    since_s = time.monotonic()
     mine = msgspec.structs.replace(
         observed,
         owner=nonce,
@@ -98,4 +135,4 @@ def _own(media: Media, observed: Header, nonce: bytes, terms: Terms) -> Header:
     for at in HEADER_OFFSETS:
         media.write(at, encode_header(mine))
     media.sync()
-    return mine
+    return mine, since_s

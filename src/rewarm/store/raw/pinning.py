@@ -18,14 +18,14 @@ class RawPin:
         self._places = places
         self._owner = owner
         if owner:
-            with owner.lock:
+            with owner.pin_lock:
                 for place in places:
                     owner.pins[place] = owner.pins.get(place, 0) + 1
 
     def release(self) -> None:
         """Let go; calling it twice is harmless."""
         if self._owner:
-            with self._owner.lock:
+            with self._owner.pin_lock:
                 for place in self._places:
                     self._owner.pins[place] -= 1
         self._places = []

@@ -24,6 +24,7 @@ from rewarm.store.devices.base import OPERATION, WRITE, Device
 from rewarm.store.hashing import Hasher
 from rewarm.store.layout import entry_dtype, pages
 from rewarm.store.loop import fulfil
+from rewarm.store.raw.media import Media
 from rewarm.store.raw.owner import Owner
 from rewarm.store.raw.slots import Slot
 from rewarm.store.transfer import BatchTransfer, Counters
@@ -32,6 +33,8 @@ GROUP_BYTES = 16 << 20
 GROUP_BLOCKS = 1024
 WRITE_BYTES = 4 << 20
 TICK_S = 0.05
+HUNG_MAX = 4
+"""So many media that came and went may keep a group of blocks each; then saves are refused."""
 
 
 class SaveSide(Protocol):
@@ -76,9 +79,9 @@ class SaveThread:
         self._lock = threading.Lock()
         self._ended = False
         self._hasher = Hasher()
-        self._hung: list[tuple[Device, object]] = []
-        """Devices that did not answer in time, and the memory that the kernel may still read."""
-        self.cancelling = False
+        self._hung: list[tuple[Device, Media, object]] = []
+        """Devices that did not answer in time, on what medium, and the memory that the kernel may still read."""
+        self._cancelled = threading.Event()
         self.broken: str | None = None
         self.turned_s = 0.0
 
@@ -104,6 +107,10 @@ class SaveThread:
             return True
         thread.join(timeout_s)
         return not thread.is_alive()
+
+    def cancel(self) -> None:
+        """Save nothing more of what is queued."""
+        self._cancelled.set()
 
     def _run(self) -> None:
         try:
@@ -136,28 +143,47 @@ class SaveThread:
         owner, transfer = self._side.owner, job.transfer
         left = list(range(len(job.keys)))
         borrowed = job.buffers() if left else borrow([], 0, writable=False)
-        while left and not transfer.done() and not self.cancelling:
+        while left and not transfer.done() and not self._cancelled.is_set():
             if owner is None or owner.lost:
                 transfer.settle(left, Outcome.REFUSED_ADMISSION)
                 return
             with owner.lock:
-                left = self._save_some(owner, job, borrowed, left)
+                left, rest_s = self._save_some(owner, job, borrowed, left)
+            self._rest(rest_s)
 
-    def _save_some(self, owner: Owner, job: Job, borrowed: Borrowed, left: list[int]) -> list[int]:
-        """One group of blocks into one slot; returns what is left. Called with the owner's lock held."""
+    def _rest(self, seconds: float) -> None:
+        """Wait until a slot may be written again; what is saved meanwhile queues, and the owner goes on counting."""
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0 and not self._cancelled.wait(min(left_s, TICK_S)):
+            self.turned_s = time.monotonic()
+
+    def _save_some(self, owner: Owner, job: Job, borrowed: Borrowed, left: list[int]) -> tuple[list[int], float]:
+        """One group of blocks into one slot; what is left, and for how long to wait before it is tried.
+
+        Called with the owner's lock held.
+        """
         already = [block for block in left if self._side.holds(job.keys[block])]
         job.transfer.settle(already, Outcome.ALREADY)
         left = [block for block in left if block not in set(already)] if already else left
         if not left:
-            return []
-        before = owner.evicted_slots
-        slot = owner.open_slot(self._side.namespace, int(borrowed.lengths[left[0]]))
+            return [], 0.0
+        before, need = owner.evicted_slots, int(borrowed.lengths[left[0]])
+        rest_s = owner.rest_s(self._side.namespace, need)
         evicted = owner.evicted_slots - before
         self._side.counters.add(evicted_segments=evicted, evicted_bytes=evicted * owner.header.slot_bytes)
+        if rest_s:
+            return left, rest_s
+        slot = owner.open_slot(self._side.namespace, need)
         if slot is None:
             job.transfer.settle(left[:1], Outcome.REFUSED_FULL)
-            return left[1:]
-        room = owner.header.slot_bytes - slot.end
+            return left[1:], 0.0
+        group = self._group(owner.header.slot_bytes - slot.end, job, borrowed, left)
+        self._write_group(owner, slot, job, borrowed, group)
+        return left[len(group) :], 0.0
+
+    def _group(self, room: int, job: Job, borrowed: Borrowed, left: list[int]) -> list[int]:
+        """The next blocks that go together into so much room."""
+        free = room
         group: list[int] = []
         seen: set[bytes] = set()
         for block in left:
@@ -168,10 +194,9 @@ class SaveThread:
             room -= size
             group.append(block)
             seen.add(job.keys[block])
-            if owner.header.slot_bytes - slot.end - room >= GROUP_BYTES:
+            if free - room >= GROUP_BYTES:
                 break
-        self._write_group(owner, slot, job, borrowed, group)
-        return left[len(group) :]
+        return group
 
     def _write_group(self, owner: Owner, slot: Slot, job: Job, borrowed: Borrowed, group: list[int]) -> None:
         sizes = [pages(int(borrowed.lengths[block])) for block in group]
@@ -206,6 +231,8 @@ class SaveThread:
         if owner.late():
             raise OSError(errno.ESTALE, "the lease has run out")
         self._let_go_of_hung()
+        if len(self._hung) == HUNG_MAX or any(medium is owner.media for _, medium, _ in self._hung):
+            raise OSError(errno.ETIMEDOUT, "the medium has still not answered")
         if self._device is None:
             self._device = self._open_device()
         device = self._device
@@ -226,7 +253,7 @@ class SaveThread:
                 if result != int(operations["length"][tag]):
                     failed = -result if result < 0 else errno.EIO
             if time.monotonic() > end_s:
-                self._hung.append((device, region))
+                self._hung.append((device, owner.media, region))
                 self._device = None
                 raise OSError(errno.ETIMEDOUT, "the medium does not answer")
         if failed:
@@ -235,9 +262,9 @@ class SaveThread:
     def _let_go_of_hung(self) -> None:
         """Close the devices that have answered since: the medium is back."""
         hung, self._hung = self._hung, []
-        for device, memory in hung:
+        for device, medium, memory in hung:
             device.reap(1, 0)
             if device.in_flight():
-                self._hung.append((device, memory))
+                self._hung.append((device, medium, memory))
             else:
                 device.close()

@@ -1,11 +1,14 @@
 """The log of a raw pool, read: frames of the half that counts, and what they say of slots and blocks.
 
 A handle reads it anew when the header names another epoch or owner, and from where it stopped otherwise. A page that is
-no frame may not be there yet: the reader stays, and goes on behind it once a later frame of this epoch is valid.
+no frame may not be there yet: the reader stays, and goes on behind it once a later frame of this epoch is valid. It
+looks for one whenever the header has changed: an owner that could not write a frame counts as soon as it has written
+the next.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -27,6 +30,8 @@ from rewarm.store.raw.header import HEADER_OFFSETS, Header, newest
 from rewarm.store.raw.media import Media
 
 READ_BYTES = 256 << 10
+FIRST_READ_BYTES = 16 << 10
+"""A poll mostly finds nothing, or little."""
 LOOK_AHEAD_BYTES = 4 << 20
 """How far behind damage a valid frame is looked for."""
 
@@ -133,34 +138,42 @@ def read_header(media: Media) -> Header | None:
 class LogTail:
     """Reads the log half that counts, frame by frame. Used by one thread at a time."""
 
-    def __init__(self, media: Media, taken: Callable[[Frame], object], begin: Callable[[Header], None]) -> None:
+    def __init__(
+        self, media: Media, pool_id: bytes, taken: Callable[[Frame], object], begin: Callable[[Header], None]
+    ) -> None:
         self._media = media
+        self._pool_id = pool_id
         self._taken = taken
         self._begin = begin
         self.header: Header | None = None
         self.at = 0
         self.sequence = 0
+        self.read_bytes = 0
+        self._looked: Header | None = None
 
     def refresh(self) -> None:
         """Take what is new. Raises `OSError`."""
         header = read_header(self._media)
-        if header is None:
-            return
+        self.read_bytes += HEADER_OFFSETS[-1] + PAGE
+        if header is None or header.pool_id != self._pool_id:
+            found = "no raw pool" if header is None else f"another pool, {header.pool_id.hex()}"
+            raise OSError(errno.ENODATA, f"{self._media.path} holds {found} now")
         last = self.header
         self.header = header
         if last is None or (last.epoch, last.writer) != (header.epoch, header.writer):
             self.at = self.sequence = 0
             self._begin(header)
         if header.epoch:
-            while self._read_some(header):
-                pass
+            count = FIRST_READ_BYTES
+            while self._read_some(header, count):
+                count = READ_BYTES
 
-    def _read_some(self, header: Header) -> bool:
+    def _read_some(self, header: Header, count: int) -> bool:
         """Take the frames of one read; True when there may be more."""
         start = header.half_offset(header.epoch)
-        data = self._media.read(start + self.at, min(READ_BYTES, header.half_bytes - self.at)).data
+        data = self._read(start + self.at, min(count, header.half_bytes - self.at))
         if len(data) < FRAME_BYTES_MAX and frame_bytes_claimed(data, 0) > len(data):
-            data = self._media.read(start + self.at, min(FRAME_BYTES_MAX, header.half_bytes - self.at)).data
+            data = self._read(start + self.at, min(FRAME_BYTES_MAX, header.half_bytes - self.at))
         at = 0
         while frame := self._next(data, at, header):
             self._take(frame)
@@ -169,6 +182,11 @@ class LogTail:
             self.at += at
             return self.at < header.half_bytes
         return self._skip_damage(start, header)
+
+    def _read(self, offset: int, count: int) -> memoryview:
+        data = self._media.read(offset, count).data
+        self.read_bytes += len(data)
+        return data
 
     def _next(self, data: memoryview, at: int, header: Header) -> Frame | None:
         frame = decode_frame(data, at)
@@ -180,11 +198,12 @@ class LogTail:
         self._taken(frame)
 
     def _skip_damage(self, start: int, header: Header) -> bool:
-        if self.at >= header.half_bytes:
+        if self.at >= header.half_bytes or header == self._looked:
             return False
-        data = self._media.read(start + self.at, min(LOOK_AHEAD_BYTES, header.half_bytes - self.at)).data
+        data = self._read(start + self.at, min(LOOK_AHEAD_BYTES, header.half_bytes - self.at))
         for at in magic_pages(data):
             if at and self._next(data, at, header):
                 self.at += at
                 return True
+        self._looked = header
         return False

@@ -18,6 +18,7 @@ from rewarm.workload.formats.source import Source, decode
 from rewarm.workload.requests import UNKNOWN, Row, Trace
 
 VERSION = 1
+NOTE = "an engine's recording has no output lengths: it is asked when a request comes, not when it ends"
 
 
 class Head(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,6 +93,8 @@ def open_source(source: Source, head: dict[str, object]) -> Trace:
         lines = source.lines()
         next(lines)
         for where, text in lines:
+            if not text.endswith("\n") and not text.rstrip().endswith("}"):
+                return  # the engine was killed, or its disk was full, in the middle of the last line
             event = decode(where, text, decoder)
             if event.op == "save":
                 continue
@@ -100,7 +103,7 @@ def open_source(source: Source, head: dict[str, object]) -> Trace:
             blocks = [_number(where, key) for key in event.keys]
             yield Row(where, event.t, event.input_tokens, event.output_tokens, blocks, event.session, event.hit_tokens)
 
-    return Trace(str(source.path), "rewarm", start.block_tokens, (), rows)
+    return Trace(str(source.path), "rewarm", start.block_tokens, (NOTE,), rows)
 
 
 def _number(where: str, key: str) -> int:
