@@ -260,7 +260,7 @@ def test_many_rounds_leave_everything_where_it_was(tmp_path: Path) -> None:
             gc.collect()
             return [resources(pid) for pid in (os.getpid(), pid_of(store))]
 
-        before, after = rounds(200), rounds(1500)
+        before, after = rounds(100), rounds(600)
         for (files, threads, mib), (files_after, threads_after, mib_after) in zip(before, after, strict=True):
             assert (files_after, threads_after) == (files, threads)
             assert mib_after <= mib + 4
