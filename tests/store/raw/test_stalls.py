@@ -14,7 +14,10 @@ import pytest
 import rewarm
 from rewarm.errors import StorageError
 from rewarm.store.contract import Outcome
+from rewarm.store.raw.following import Follower
 from rewarm.store.raw.formatting import format_device
+from rewarm.store.raw.opening import facts_of
+from rewarm.store.raw.reopening import Reopener
 from rewarm.store.raw.store import RawStore
 
 KEY = b"the only key of it"
@@ -121,6 +124,33 @@ def test_writes_that_hang_end_saves_and_verbs(url: str, stall: Stall) -> None:
 def test_a_medium_that_does_not_answer_is_not_opened(url: str, stall: Stall) -> None:
     stall.begin("preadv")
     refused(lambda: rewarm.open(url, namespace="stalls"))
+
+
+def test_a_look_for_the_device_that_hangs_is_the_only_one(url: str, stall: Stall) -> None:
+    path = url.removeprefix("block://").partition("?")[0]
+    header = facts_of(path)
+    stall.begin("preadv")
+    reopener = Reopener(path, bytes(32), direct=False, deadline_s=0.05, poll_s=0.001)
+    try:
+        until(lambda: reopener.look(header) or (reopener._tried and reopener._tried.overdue()), "the look hangs")
+        until(lambda: not reopener.look(header) and reopener._look is None, "the look has given up")
+        looks = reopener._looks
+        for _ in range(5):
+            assert reopener.look(header) is None
+        assert reopener._looks == looks
+        stall.over.set()
+        found: list[Follower] = []
+        until(lambda: found.extend(filter(None, [reopener.look(header)])) or found, "it is found once it answers")
+        found[0].media.close()
+    finally:
+        reopener.end()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    end_s = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.01)
 
 
 def test_opening_another_pool_does_not_wait_for_one_that_stalls(url: str, stall: Stall, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class Media:
         self._closed = True
         with contextlib.suppress(OSError):
             closing = self._mount.later(self._close)
-            if not self._is_overdue():
+            if not self.overdue():
                 wait_for(closing, self.deadline_s)
         self._mount.end()
 
@@ -107,11 +107,12 @@ class Media:
         if descriptor >= 0:
             close_file(descriptor)
 
-    def _is_overdue(self) -> bool:
+    def overdue(self) -> bool:
+        """True while the device has a call that it has not answered in time, and with it a thread of ours."""
         return self._overdue is not None and not self._overdue.done()
 
     def _bounded(self, action: Callable[[], int]) -> int:
-        if self._is_overdue():
+        if self.overdue():
             raise TimeoutError(errno.ETIMEDOUT, "the medium has still not answered")
         answer: list[int] = []
         call = self._mount.later(lambda: answer.append(action()))

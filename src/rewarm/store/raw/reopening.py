@@ -3,11 +3,13 @@
 While the log cannot be read, the path that the user gave is looked up anew at growing intervals, because a link below
 /dev/disk/by-id may lead to another device file now. What is found there counts if it is the same pool: id, geometry,
 and a log no older than the one followed so far. Anything else is left alone, and `why` says what it is. Each look runs
-in a thread of its own with the deadlines of the medium; one that hangs holds up nothing, and none is begun beside it.
+in a thread of its own with the deadlines of the medium; one that hangs holds up nothing, and while the device keeps it
+none is begun beside it, unless the path leads elsewhere.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import Future
@@ -39,6 +41,7 @@ class Reopener:
         self._lock = threading.Lock()
         self._look: Future[int] | None = None
         self._found: Follower | None = None
+        self._tried: Media | None = None
         self._looks = 0
         self._next_s = 0.0
         self._pause_s = poll_s
@@ -59,7 +62,7 @@ class Reopener:
                 found, self._found = self._found, None
             if found is not None:
                 return found
-        if time.monotonic() >= self._next_s:
+        if time.monotonic() >= self._next_s and not self._is_kept():
             self._next_s = time.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, max(self._poll_s, min(PAUSE_POLLS_MAX * self._poll_s, PAUSE_S_MAX)))
             self._looks += 1
@@ -69,6 +72,11 @@ class Reopener:
             except OSError as error:  # the limit on threads
                 self.why = str(error)
         return None
+
+    def _is_kept(self) -> bool:
+        """True while the device that the path leads to has not answered the last look."""
+        tried = self._tried
+        return tried is not None and tried.overdue() and os.path.realpath(self._path) == tried.path
 
     def end(self) -> None:
         """Look no more; what a look still finds is closed."""
@@ -98,6 +106,7 @@ class Reopener:
     def _open(self, known: Header, name: Path) -> Follower:
         real, _ = resolve(self._path)
         media = Media(real, writable=False, direct=self._direct, deadline_s=self._deadline_s)
+        self._tried = media
         try:
             found = read_header(media)
             if found is None or not _is_same(found, known) or media.bytes < known.device_bytes:

@@ -5,6 +5,7 @@ Becoming an owner takes long, and longer where a medium does not answer: only wh
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 
@@ -15,10 +16,14 @@ from rewarm.store.raw.owner import GRACE_POLLS, Owner
 
 
 class _Seat:
-    """Who owns one device, and for how many handles. Its lock is held while that changes."""
+    """Who owns one device, and for how many handles. Its lock is held while that changes.
+
+    `media` is what the last attempt to become the owner was made on.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.media: Media | None = None
         self.owner: Owner | None = None
         self.handles = 0
 
@@ -42,7 +47,7 @@ def share(path: str, terms: Terms, *, direct: bool, deadline_s: float, former: b
             seat.owner.close()  # Its lock on the device must not keep its successor out.
             seat.owner = None
         if seat.owner is None:
-            seat.owner, seat.handles = _become_owner(path, terms, direct, deadline_s, former), 0
+            seat.owner, seat.handles = _become_owner(seat, path, terms, direct, deadline_s, former), 0
         seat.handles += 1
         return seat.owner
 
@@ -62,8 +67,10 @@ def release(owner: Owner) -> None:
     owner.close()
 
 
-def _become_owner(path: str, terms: Terms, direct: bool, deadline_s: float, former: bytes) -> Owner | None:
-    media = Media(path, writable=True, direct=direct, deadline_s=deadline_s)
+def _become_owner(seat: _Seat, path: str, terms: Terms, direct: bool, deadline_s: float, former: bytes) -> Owner | None:
+    if seat.media is not None and seat.media.overdue():
+        raise TimeoutError(errno.ETIMEDOUT, "the medium has still not answered the last attempt to own it")
+    media = seat.media = Media(path, writable=True, direct=direct, deadline_s=deadline_s)
     try:
         tenure = acquire(media, terms, former)
         if tenure is not None:
