@@ -95,9 +95,11 @@ def test_everything_at_once(tmp_path: Path, options: str) -> None:
     wrong: list[str] = []
     end = time.monotonic() + SECONDS
     stores = [
-        FaultyStore(tmp_path, f"&poll=20ms&io_deadline=300ms&close_timeout=3s{options}", capacity=CAPACITY)
+        FaultyStore(tmp_path, f"&poll=20ms&io_deadline=3s&close_timeout=3s{options}", capacity=CAPACITY)
         for _ in range(HANDLES)
     ]
+    for one in stores:
+        one.hurry(0.3)
 
     def work(number: int) -> None:
         dice = random.Random(number)

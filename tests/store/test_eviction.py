@@ -32,6 +32,9 @@ SEGMENT = CAPACITY // 64
 SIZE = 60_000
 """Four blocks fill a segment."""
 
+LOOK_S = 0.002
+"""Between two looks at what is used, so that who looks leaves the interpreter to who saves."""
+
 HIT, MISSING, STORED, FULL = Outcome.HIT, Outcome.MISSING, Outcome.STORED, Outcome.REFUSED_FULL
 
 
@@ -114,7 +117,7 @@ def test_a_pool_stays_within_its_capacity_at_every_moment(tmp_path: Path) -> Non
 
     def watch() -> None:
         nonlocal peak
-        while not over.is_set():
+        while not over.wait(LOOK_S):
             try:
                 peak = max(peak, used(tmp_path))
             except FileNotFoundError:
@@ -198,7 +201,9 @@ def test_writers_at_once_do_not_take_the_same_room(tmp_path: Path) -> None:
         ]
         for worker in workers:
             worker.start()
+        pause = threading.Event()
         while any(worker.is_alive() for worker in workers):
+            pause.wait(LOOK_S)
             with contextlib.suppress(FileNotFoundError):
                 peak = max(peak, used(tmp_path))
         assert sum(store.stats().stored for store in stores) > 6 * 200

@@ -306,11 +306,11 @@ def test_what_a_network_mount_could_not_read_is_taken_again(
 def test_what_a_local_medium_could_not_read_is_taken_again_later(tmp_path: Path, own: bool) -> None:
     """A device that was away comes back with its blocks; until then they are forgotten, so that a save repairs them."""
     keys = make_keys(3)
-    options = "&poll=1h&io_deadline=300ms"
-    with FaultyStore(tmp_path, options) as writer, FaultyStore(tmp_path, options) as other:
+    with FaultyStore(tmp_path, "&poll=1h") as writer, FaultyStore(tmp_path, "&poll=1h") as other:
         assert save(writer.store, keys, SIZE) == [Outcome.STORED] * 3
         other.store.refresh()
         reader = writer if own else other
+        reader.hurry(0.3)
         reader.places.bad = [range(1 << 30)]
         assert load(reader.store, keys, SIZE) == [LOST] * 3
         reader.store.refresh()

@@ -52,8 +52,9 @@ def test_a_read_that_hangs_times_out_while_others_go_on(tmp_path: Path) -> None:
 
 def test_a_medium_that_hangs_answers_what_waits_in_line(tmp_path: Path) -> None:
     keys = make_keys(200)
-    with FaultyStore(tmp_path, "&io_deadline=200ms&poll=1h") as one:
+    with FaultyStore(tmp_path, "&poll=1h") as one:
         save(one.store, keys, SIZE)
+        one.hurry(0.2)
         one.reads.chance(stall(), 1.0, opcode=READ)
         transfers = [one.store.load([key], arena(1, SIZE)) for key in keys]
         assert one.reads.depth < len(keys), "more than the device takes at once"

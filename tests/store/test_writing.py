@@ -137,7 +137,8 @@ def test_a_log_that_cannot_be_written_refuses(faulty: FaultyStore, monkeypatch: 
 
 def test_a_write_that_hangs_times_out_with_those_who_wait_for_it(tmp_path: Path) -> None:
     keys = make_keys(2)
-    with FaultyStore(tmp_path, "&io_deadline=200ms&poll=1h") as one:
+    with FaultyStore(tmp_path, "&poll=1h") as one:
+        one.hurry(1.0)
         one.writes.next(stall(), opcode=WRITE)
         hung = one.store.save(keys[:1], [payload(keys[0], SIZE)])
         follower = one.store.save(keys[:2], [payload(key, SIZE) for key in keys[:2]])
@@ -159,7 +160,8 @@ def test_a_write_that_hangs_times_out_with_those_who_wait_for_it(tmp_path: Path)
 
 
 def test_commands_do_not_wait_for_a_medium_that_hangs(tmp_path: Path) -> None:
-    with FaultyStore(tmp_path, "&io_deadline=200ms&poll=1h") as one:
+    with FaultyStore(tmp_path, "&poll=1h") as one:
+        one.hurry(0.2)
         one.writes.chance(stall(), 1.0, opcode=WRITE)
         transfer = one.store.save(make_keys(1), [bytes(SIZE)])
         # Whether the loop says so or who waits for it has waited long enough is a matter of moments.

@@ -140,6 +140,7 @@ class FaultyDevice:
         self._inner = inner
         self._dice = random.Random(seed)
         self._lock = threading.Lock()
+        self._submitting = threading.Lock()
         self._rules: list[_Rule] = []
         self._ready: list[tuple[int, int]] = []
         self._stalled: list[tuple[int, Callable[[], int]]] = []
@@ -170,8 +171,11 @@ class FaultyDevice:
             self._rules.clear()
 
     def release_stalled(self) -> int:
-        """Let every stalled operation act and complete now; returns how many."""
-        with self._lock:
+        """Let every stalled operation act and complete now; returns how many.
+
+        After `heal` none is left: a batch that is being submitted meanwhile is waited for.
+        """
+        with self._submitting, self._lock:
             released, self._stalled = self._stalled, []
         for tag, act in released:
             self._finish(tag, act())
@@ -203,14 +207,15 @@ class FaultyDevice:
         room = self.depth - self.in_flight()
         if len(operations) > room:
             raise MisuseError(f"{len(operations)} operations submitted to the faulty device with room for {room}")
-        faults = [self._decide(int(opcode)) for opcode in operations["opcode"]]
-        clean = np.array([fault is None for fault in faults], np.bool_)
-        if clean.any():
-            self._inner.submit(operations if clean.all() else operations[clean])
-        for fields, fault in zip(operations.tolist(), faults, strict=True):
-            if fault is not None:
-                self._pending += 1
-                self._inject(_Operation(*fields), fault)
+        with self._submitting:
+            faults = [self._decide(int(opcode)) for opcode in operations["opcode"]]
+            clean = np.array([fault is None for fault in faults], np.bool_)
+            if clean.any():
+                self._inner.submit(operations if clean.all() else operations[clean])
+            for fields, fault in zip(operations.tolist(), faults, strict=True):
+                if fault is not None:
+                    self._pending += 1
+                    self._inject(_Operation(*fields), fault)
 
     def reap(self, minimum: int = 1, timeout_s: float | None = None) -> Completions:
         """See `Device.reap`."""
