@@ -83,6 +83,7 @@ class Restorer:
         self._process: IoProcess | None = None
         self._arenas: list[npt.NDArray[np.uint8]] = []
         self._by_thread = 0
+        self._again = 0
         if self._wanted and unshareable:
             log.warning("io=process: %s; the store reads by its thread", unshareable)
         self._terms = Terms(
@@ -145,6 +146,8 @@ class Restorer:
             now = f"process {process.pid} reads into {shared} of shared arenas"
         if self._by_thread:
             remarks = [*remarks, f"{self._by_thread} loads went through the thread"]
+        if self._again:
+            remarks = [*remarks, f"{self._again} blocks were read by the thread, because the process could not"]
         return [*notes, *(f"io=process: {line}" for line in (now, *remarks))]
 
     def stop(self, timeout_s: float, *, keep_arenas: bool = False) -> None:
@@ -234,6 +237,7 @@ class Restorer:
             store.counters.add(borrowed_bytes=-load.bytes)
             load.transfer.release()
             return
+        self._again += len(rest)
         borrowed, blocks = borrow(load.held, len(load.keys), writable=True), np.array(rest, np.int64)
         read_blocks(
             load.transfer,

@@ -112,6 +112,7 @@ def test_a_damaged_block_is_read_again_by_the_thread_and_named(tmp_path: Path) -
         assert transfer.outcomes[3] is Outcome.CORRUPT
         assert transfer.wait_released(WAIT_S)
         assert keys[3] not in store, "forgotten, so that the next save repairs it"
+        assert any("1 blocks were read by the thread" in note for note in store.stats().notes)
         assert store.stats().unreleased_bytes == 0
 
 
