@@ -193,6 +193,8 @@ def run_bed(directory: Path, block: int, size: int, ring: Path | None, repeats: 
             f"\n{directory}, {bed.store.stats().device}, blocks of {format_size(block)}, {format_size(size)}, "
             f"{repeats} interleaved rounds, load {os.getloadavg()[0]:.1f}"
         )
+        for note in bed.beside.stats().notes if bed.beside else ():
+            print(f"  {note}")
         show(runs)
     finally:
         bed.close()
