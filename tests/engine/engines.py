@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import socket
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import forks
+from tests.remote import ROOT, environment
+
 ENVIRONMENT = Path(os.environ.get("REWARM_ENGINE_ENV", ROOT / ".venv-vllm"))
-START_TIMEOUT_S = 240.0
 ANSWER_TIMEOUT_S = 120.0
 REGION_BYTES = 64 << 20
 BLOCK_TOKENS = 32
@@ -24,64 +22,34 @@ class EngineError(Exception):
     """What went wrong inside an engine; the text is that of its exception."""
 
 
-class Host:
-    """A process that imports one version of vLLM; it is waited for when the first engine is made."""
+class Host(forks.Host):
+    """A process that imports one version of vLLM."""
 
     def __init__(self, folder: Path, version: str) -> None:
-        self.folder = folder
-        self._socket = folder / f"host-{version}.sock"
-        self._log = folder / f"host-{version}.log"
         self._engines: list[Engine] = []
-        overlay = ENVIRONMENT / f"vllm-{version}"
-        # Compiled modules are kept: an import without them takes four times as long.
-        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environment = {**inherited, "VLLM_CACHE_ROOT": str(ENVIRONMENT / "cache")}
-        if overlay.is_dir():
-            environment["PYTHONPATH"] = str(overlay)
-        command = [str(ENVIRONMENT / "bin" / "python"), str(Path(__file__).with_name("host.py")), str(self._socket)]
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        variables = environment(ENVIRONMENT / f"vllm-{version}", VLLM_CACHE_ROOT=str(ENVIRONMENT / "cache"))
+        script = Path(__file__).with_name("host.py")
+        super().__init__(ENVIRONMENT / "bin" / "python", script, folder, version, variables)
 
     def engine(self) -> Engine:
         """A new process, without an engine yet."""
         self._engines.append(Engine(self))
         return self._engines[-1]
 
-    def connect(self) -> socket.socket:
-        """A connection to a new child."""
-        end_s = time.monotonic() + START_TIMEOUT_S
-        while not self._socket.exists():
-            assert self._process.poll() is None, self.log_tail()
-            assert time.monotonic() < end_s, f"vLLM was not imported in time\n{self.log_tail()}"
-            time.sleep(0.05)
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(ANSWER_TIMEOUT_S)
-        connection.connect(str(self._socket))
-        return connection
-
-    def log_tail(self) -> str:
-        """The end of what host and engines printed."""
-        return self._log.read_text(errors="replace")[-4000:]
-
-    def log_lines(self, word: str) -> list[str]:
-        """Lines of the log that hold a word."""
-        return [line for line in self._log.read_text(errors="replace").splitlines() if word in line]
-
     def close(self) -> None:
         """End every engine and the host."""
         for engine in self._engines:
             engine.close()
-        self._process.terminate()
-        self._process.wait(30)
+        super().close()
 
 
-class Engine:
+class Engine(forks.Fork):
     """One process with one engine; methods are those of `host.Engine`."""
 
+    error = EngineError
+
     def __init__(self, host: Host) -> None:
-        self._host = host
-        self._connection = host.connect()
-        self._stream = self._connection.makefile("rw", encoding="utf-8")
+        super().__init__(host, ANSWER_TIMEOUT_S)
         self.version = ""
         self._pid: int | None = None
         self._region: Path | None = None
@@ -96,25 +64,6 @@ class Engine:
         self._pid, self.version = int(started["pid"]), str(started["version"])
         return self
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Have the process do something."""
-        self.tell(do, **arguments)
-        return self.answer()
-
-    def tell(self, do: str, **arguments: Any) -> None:
-        """Ask without waiting for the answer."""
-        self._stream.write(json.dumps({"do": do, **arguments}) + "\n")
-        self._stream.flush()
-
-    def answer(self) -> dict[str, Any]:
-        """Wait for the answer to `tell`."""
-        line = self._stream.readline()
-        assert line, f"the engine is gone\n{self._host.log_tail()}"
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise EngineError(f"{answer['error']}\n{answer['trace']}")
-        return answer
-
     def generate(self, *prompts: list[int], **options: Any) -> dict[str, Any]:
         """Greedy answers to prompts, all at once."""
         return self.ask("generate", prompts=list(prompts), **options)
@@ -127,8 +76,7 @@ class Engine:
 
     def close(self) -> None:
         """Hang up, which ends the process, and remove the region that a killed one leaves in /dev/shm."""
-        self._stream.close()
-        self._connection.close()
+        self.hang_up()
         if self._pid is not None:
             end_s = time.monotonic() + 20
             while _alive(self._pid) and time.monotonic() < end_s:

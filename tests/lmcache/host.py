@@ -1,8 +1,7 @@
 """Runs inside LMCache's own environment: imports one LMCache, then forks one server per connection.
 
 A server here is LMCache's `StorageManager`, whole: its first level of memory, its controllers and their threads, and
-our plug-in as its second level; only the transport to an engine is left out. A fork after the import and before any
-work saves the seconds that the import takes. Line protocol on a Unix socket: one JSON object in, one out.
+our plug-in as its second level; only the transport to an engine is left out. Forks and their protocol: tests/forks.py.
 
     host.py SOCKET
 """
@@ -10,19 +9,16 @@ work saves the seconds that the import takes. Line protocol on a Unix socket: on
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import logging
 import os
-import signal
-import socket
 import sys
 import time
-import traceback
 from typing import Any
 
 import numpy as np
+from tests.forks import serve
 
 WAIT_S = 60.0
 os.environ.update(LMCACHE_TRACK_USAGE="false", LMCACHE_DISABLE_BANNER="1", LMCACHE_LOG_LEVEL="WARNING")
@@ -166,42 +162,7 @@ def _content(seed: int, i: int, length: int) -> Any:
     return np.random.default_rng([seed, i]).integers(0, 256, length, np.uint8)
 
 
-def answer_all(connection: socket.socket) -> None:
-    """Serve one client until it hangs up."""
-    stream = connection.makefile("rw", encoding="utf-8")
-    server = Server()
-    for line in stream:
-        request = json.loads(line)
-        try:
-            answer = getattr(server, request.pop("do"))(**request)
-        except Exception as error:  # noqa: BLE001 the test gets it
-            answer = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-        stream.write(json.dumps(answer) + "\n")
-        stream.flush()
-
-
-def serve(path: str) -> None:
-    """Accept connections for as long as the parent lives; each is served by a child."""
-    parent = os.getppid()
+if __name__ == "__main__":
     importlib.import_module("rewarm.connectors.lmcache.adapter")
     logging.basicConfig(level=logging.WARNING)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{path}.new")
-    listener.listen(8)
-    os.rename(f"{path}.new", path)  # who sees the name can connect
-    listener.settimeout(1.0)
-    while os.getppid() == parent:
-        with contextlib.suppress(TimeoutError):
-            connection, _ = listener.accept()
-            connection.settimeout(None)
-            if os.fork() == 0:
-                listener.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                answer_all(connection)
-                os._exit(0)
-            connection.close()
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], Server)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.remote import Remote, RemoteError
 from tests.sglang.conftest import ENVIRONMENT, keys
-from tests.transformers.remote import Remote, RemoteError
 
 pytestmark = pytest.mark.sglang
 

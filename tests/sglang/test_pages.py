@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.remote import Remote, damage
 from tests.sglang.conftest import keys
-from tests.transformers.remote import Remote
 
 pytestmark = pytest.mark.sglang
 
@@ -76,26 +76,19 @@ def test_what_a_page_held_before_is_kept_out_of_a_miss(worker: Remote, url: str)
     worker.ask("close", backend="b")
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
-def test_damaged_pages_are_misses_and_can_be_stored_again(
-    worker: Remote, tmp_path: Path, url: str, damage: str
-) -> None:
+@pytest.mark.parametrize("how", ["flipped", "truncated", "removed"])
+def test_damaged_pages_are_misses_and_can_be_stored_again(worker: Remote, tmp_path: Path, url: str, how: str) -> None:
     worker.ask("pool", name="p", kind="mha", layout="page_first_direct")
     worker.ask("fill", pool="p", seed=4)
     right = worker.ask("digests", pool="p")
     worker.ask("attach", backend="b", pool="p", url=url)
     assert all(worker.ask("set", backend="b", keys=keys(16), pages=ALL))
     worker.ask("close", backend="b")
-    for path in (tmp_path / "pool").glob("writers/*/*.seg"):
-        content = path.read_bytes()
-        if damage == "removed":
-            path.unlink()
-        else:
-            path.write_bytes(bytes(b ^ 1 for b in content) if damage == "flipped" else content[: len(content) // 2])
+    damage(tmp_path / "pool", how)
     worker.ask("attach", backend="b", pool="p", url=url)
     good = worker.ask("get", backend="b", keys=keys(16), pages=ALL)
     assert good == sorted(good, reverse=True), "pages are stored in order"
-    assert 0 < sum(good) < 16 if damage == "truncated" else not any(good)
+    assert 0 < sum(good) < 16 if how == "truncated" else not any(good)
     assert worker.ask("exists", backend="b", keys=keys(16)) == sum(good)
     worker.ask("fill", pool="p", seed=4)
     assert all(worker.ask("set", backend="b", keys=keys(16), pages=ALL))
@@ -123,17 +116,17 @@ def test_killed_while_it_writes(start: Callable[[], Remote], worker: Remote, url
 
 def test_a_pool_smaller_than_what_is_stored(worker: Remote, tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()
-    page_bytes = worker.ask("pool", name="p", kind="mha", layout="page_first_direct", pages=64, page=64)
-    assert 64 * page_bytes > 4 << 20
+    page_bytes = worker.ask("pool", name="p", kind="mha", layout="page_first_direct", pages=256, page=64)
+    assert 256 * page_bytes > 16 << 20
     worker.ask("fill", pool="p", seed=10)
     right = worker.ask("digests", pool="p")
-    worker.ask("attach", backend="b", pool="p", url=f"file://{tmp_path / 'small'}?capacity=4MiB")
-    pages = list(range(64))
-    worker.ask("set", backend="b", keys=keys(64), pages=pages, tokens=64)
-    assert worker.ask("stats", backend="b")["used"] <= 4 << 20
+    worker.ask("attach", backend="b", pool="p", url=f"file://{tmp_path / 'small'}?capacity=16MiB")
+    pages = list(range(256))
+    worker.ask("set", backend="b", keys=keys(256), pages=pages, tokens=64)
+    assert worker.ask("stats", backend="b")["used"] <= 16 << 20
     worker.ask("fill", pool="p", seed=11)
-    good = worker.ask("get", backend="b", keys=keys(64), pages=pages, tokens=64)
-    assert 0 < sum(good) < 64
+    good = worker.ask("get", backend="b", keys=keys(256), pages=pages, tokens=64)
+    assert 0 < sum(good) < 256
     found = worker.ask("digests", pool="p")
     assert [found[page] == right[page] for page in pages] == good
     worker.ask("close", backend="b")

@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost  # noqa: E40
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  # noqa: E402
 from sglang.srt.runtime_context import get_context  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
-from tests.transformers.remote import serve  # noqa: E402
+from tests.remote import serve  # noqa: E402
 
 CPU = torch.device("cpu")
 BACKEND = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 import threading
@@ -24,8 +26,10 @@ from rewarm.store.pool import (
     OtherFormat,
     Pool,
     decode_facts,
+    host_id,
     read_facts,
     segment_bytes_for,
+    sync_directory,
 )
 from rewarm.testing import make_keys, payload
 
@@ -314,3 +318,25 @@ def test_reading_leaves_nothing_behind(tmp_path: Path) -> None:
         store.flush()
         assert store.evict(0) == 0
     assert os.listdir(tmp_path) == ["pool.json"]
+
+
+@pytest.mark.parametrize(("error", "matters"), [("EINVAL", False), ("ENOTSUP", False), ("EIO", True)])
+def test_a_directory_that_cannot_be_synced(
+    tmp_path: Path, error: str, matters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems have nothing to sync there, and refuse; an error of the medium is one."""
+
+    def refused(descriptor: int) -> None:
+        raise OSError(getattr(errno, error), error)
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(OSError, match=error) if matters else contextlib.nullcontext():
+        sync_directory(tmp_path)
+
+
+def test_a_host_without_a_machine_id_goes_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(self: Path, *rest: object, **more: object) -> str:
+        raise FileNotFoundError(errno.ENOENT, "gone")
+
+    monkeypatch.setattr(Path, "read_text", gone)
+    assert host_id() == os.uname().nodename

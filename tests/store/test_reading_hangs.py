@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from tests.store.faulty_store import WAIT_S, FaultyStore, arena, load, save
 
+from rewarm.errors import StorageError
 from rewarm.store.contract import Outcome
 from rewarm.store.devices.base import READ
+from rewarm.store.loop import _never_freed
 from rewarm.store.segments import FileCache
 from rewarm.testing import make_keys
 from rewarm.testing.faulty import stall
@@ -159,6 +161,30 @@ def test_a_defect_in_the_loop_gives_everybody_a_verdict(faulty: FaultyStore, mon
     assert "rewarm-read: TypeError: a defect" in faulty.store.stats().notes
     assert faulty.store.stats().unreleased_bytes == 0
     assert save(faulty.store, make_keys(1, "more"), SIZE) == [Outcome.STORED], "saves go on"
+
+
+def test_memory_that_a_lost_device_may_still_write_to_is_kept_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = make_keys(1)
+    with FaultyStore(tmp_path, "&poll=1h&close_timeout=100ms") as faulty:
+        save(faulty.store, keys, SIZE)
+        faulty.reads.next(stall(), opcode=READ)
+        hung = faulty.store.load(keys, arena(1, SIZE))
+        while not faulty.reads.stalled():
+            hung.wait_released(0.01)
+
+        def refused(*_: object) -> object:
+            raise StorageError("the ring is gone")
+
+        monkeypatch.setattr(faulty.reads, "reap", refused)
+        loop = faulty.store._reads
+        assert loop._thread is not None
+        loop._thread.join(WAIT_S)
+        assert hung.outcomes == [LOST]
+        assert not hung.released(), "nobody can say any more whether the read is over"
+        assert _never_freed[-1] is loop
+        assert "rewarm-read: the ring is gone" in faulty.store.stats().notes
 
 
 def test_a_thread_that_cannot_start_is_a_miss_and_tried_again(

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.remote import Remote
 from tests.transformers.conftest import ENVIRONMENT, prompt
-from tests.transformers.remote import Remote
 
 pytestmark = pytest.mark.transformers
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.remote import Remote, RemoteError, damage
 from tests.transformers.conftest import prompt
-from tests.transformers.remote import Remote, RemoteError
 
 pytestmark = pytest.mark.transformers
 
@@ -101,25 +101,20 @@ def test_what_would_not_be_right_is_refused(worker: Remote, url: str) -> None:
     worker.ask("close", cache="c")
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
-def test_damaged_files_are_computed_and_kept_anew(worker: Remote, tmp_path: Path, url: str, damage: str) -> None:
+@pytest.mark.parametrize("how", ["flipped", "truncated", "removed"])
+def test_damaged_files_are_computed_and_kept_anew(worker: Remote, tmp_path: Path, url: str, how: str) -> None:
     worker.ask("make", name="m", kind="qwen3")
     context = [prompt(23)]
     right = worker.ask("plain", name="m", ids=context)
     worker.ask("open", cache="c", name="m", url=url)
     worker.ask("generate", cache="c", ids=context)
     worker.ask("close", cache="c")
-    for path in (tmp_path / "pool").glob("writers/*/*.seg"):
-        content = path.read_bytes()
-        if damage == "removed":
-            path.unlink()
-        else:
-            path.write_bytes(bytes(b ^ 1 for b in content) if damage == "flipped" else content[: len(content) // 2])
+    damage(tmp_path / "pool", how)
     worker.ask("open", cache="c", name="m", url=url)
     answer = worker.ask("generate", cache="c", ids=context)
     assert answer["tokens"] == right
     assert answer["restored"] < 320
-    assert bool(worker.ask("stats", cache="c")["lost"]) == (damage != "removed"), (
+    assert bool(worker.ask("stats", cache="c")["lost"]) == (how != "removed"), (
         "files that are gone are seen at the start"
     )
     assert worker.ask("generate", cache="c", ids=context) == {"tokens": right, "restored": 320}

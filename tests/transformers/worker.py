@@ -11,7 +11,7 @@ EAGER = sorted(name for name in ("torch", "transformers") if name in sys.modules
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from tests.transformers.remote import serve  # noqa: E402
+from tests.remote import serve  # noqa: E402
 
 SIZES = {
     "vocab_size": 512,

@@ -22,6 +22,8 @@ from rewarm.store.buffers import address_of
 LAYOUTS = ("page_first", "page_first_direct", "page_head")
 """Layouts whose pages are contiguous; SGLang's default, layer_first, scatters a page over all layers."""
 TAG_BYTES = 16
+RUN_BYTES = 1 << 20
+"""Longest run of small pieces that are stored together: what a store reads at once."""
 _SHAPE = (
     "layer_num",
     "start_layer",
@@ -80,13 +82,11 @@ class HostPool:
         return sum(self.piece_bytes)
 
     def keys(self, pages: Sequence[str]) -> list[bytes]:
-        """Keys of the blocks of these pages, 49 bytes each: the first pieces of all pages, then the second ones.
-
-        Pages whose memory follows each other are written, and read, as few long pieces in this order.
-        """
+        """Keys of the blocks of these pages, 49 bytes each, in an order of the pool's: the blocks of `buffers`."""
         pieces = [self._tag + bytes([piece]) for piece in range(len(self.piece_bytes))]
         digests = [hashlib.blake2b(page.encode(), digest_size=32).digest() for page in pages]
-        return [digest + piece for piece in pieces for digest in digests]
+        page_of, piece_of = self._order(len(pages))
+        return [digests[page] + pieces[piece] for page, piece in zip(page_of.tolist(), piece_of.tolist(), strict=True)]
 
     def buffers(self, indices: Any, pages: int) -> list[memoryview]:
         """Memory of the blocks of `pages` pages at these token numbers, in the order of `keys`.
@@ -99,19 +99,32 @@ class HostPool:
         pointers, sizes = self.pool.get_page_buffer_meta(indices)
         if list(sizes) != self.piece_bytes * pages:
             raise MisuseError(f"the host pool {self.name!r} gave other pieces than {self.piece_bytes} a page")
-        by_piece = np.array(pointers, np.int64).reshape(pages, -1).T.reshape(-1)
-        numbers = np.searchsorted(self._starts, by_piece, "right") - 1
-        offsets, lengths = by_piece - self._starts[numbers], np.repeat(self.piece_bytes, pages)
+        page_of, piece_of = self._order(pages)
+        addresses = np.array(pointers, np.int64).reshape(pages, -1)[page_of, piece_of]
+        numbers = np.searchsorted(self._starts, addresses, "right") - 1
+        offsets, lengths = addresses - self._starts[numbers], np.array(self.piece_bytes)[piece_of]
         if (numbers < 0).any() or (offsets + lengths > self._lengths[numbers]).any():
             raise MisuseError(f"the host pool {self.name!r} gave memory that is not its own")
         blocks = zip(numbers.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
         return [self._views[number][at : at + length] for number, at, length in blocks]
 
     def whole(self, good: Sequence[bool] | npt.NDArray[np.bool_], pages: int) -> list[bool]:
-        """For each page whether all its blocks, in the order of `keys`, are good."""
-        pieces = np.asarray(good, np.bool_).reshape(-1, pages)
-        found: list[bool] = np.logical_and.reduce(pieces, axis=0).tolist()
+        """For each page whether all its blocks are good, which are in the order of `keys`."""
+        pieces = np.zeros((pages, len(self.piece_bytes)), np.bool_)
+        pieces[self._order(pages)] = good
+        found: list[bool] = np.logical_and.reduce(pieces, axis=1).tolist()
         return found
+
+    def _order(self, pages: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Page and piece of each block of so many pages, shape (blocks,) each.
+
+        The first pieces of some pages come before their second ones: pages that follow each other in memory are then
+        written, and read, in runs of `RUN_BYTES`. Not of all pages: a page of which one piece is evicted is lost.
+        """
+        together = max(1, RUN_BYTES // max(self.piece_bytes))
+        page, piece = np.divmod(np.arange(pages * len(self.piece_bytes)), len(self.piece_bytes))
+        order = np.lexsort((page, piece, page // together))
+        return page[order], piece[order]
 
     def _first_page(self) -> list[int]:
         """Bytes of the pieces of a page."""

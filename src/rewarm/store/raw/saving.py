@@ -74,6 +74,7 @@ class SaveThread:
         self._side = side
         self._open_device = open_device
         self._device: Device | None = None
+        self._spare: npt.NDArray[np.uint8] | None = None
         self._work: queue.SimpleQueue[Job | tuple[Future[int], Callable[[], int]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -200,11 +201,12 @@ class SaveThread:
 
     def _write_group(self, owner: Owner, slot: Slot, job: Job, borrowed: Borrowed, group: list[int]) -> None:
         sizes = [pages(int(borrowed.lengths[block])) for block in group]
-        region = aligned_region(sum(sizes))
+        region = self._memory(sum(sizes))
         offsets, checksums, at = [], [], 0
         for block, size in zip(group, sizes, strict=True):
             view = borrowed.views[block]
             region[at : at + len(view)] = view
+            region[at + len(view) : at + size] = 0
             offsets.append(slot.end + at)
             checksums.append(self._hasher.digest(region[at : at + len(view)]))
             at += size
@@ -225,6 +227,12 @@ class SaveThread:
         self._side.counters.add(bytes_log=owner.bytes_log - log_bytes)
         self._side.catch_up()
         job.transfer.settle(group, Outcome.STORED)
+
+    def _memory(self, count: int) -> npt.NDArray[np.uint8]:
+        """The same for every group: fresh memory costs a page fault for each page."""
+        if self._spare is None or len(self._spare) < count:
+            self._spare = aligned_region(max(count, GROUP_BYTES))
+        return self._spare[:count]
 
     def _write(self, owner: Owner, region: npt.NDArray[np.uint8], start: int) -> None:
         """Write a group through the device. Raises `OSError`; memory of writes that hang stays mapped."""
@@ -254,7 +262,7 @@ class SaveThread:
                     failed = -result if result < 0 else errno.EIO
             if time.monotonic() > end_s:
                 self._hung.append((device, owner.media, region))
-                self._device = None
+                self._device = self._spare = None
                 raise OSError(errno.ETIMEDOUT, "the medium does not answer")
         if failed:
             raise OSError(failed, "a write failed")

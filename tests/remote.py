@@ -11,8 +11,17 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 ANSWER_TIMEOUT_S = 120.0
+
+
+def environment(overlay: Path | None = None, **settings: str) -> dict[str, str]:
+    """This process's variables and these, for a Python that finds the tests, and first what is in `overlay`."""
+    # Compiled modules are kept: an import of an engine without them takes up to four times as long.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    paths = [str(overlay)] if overlay is not None and overlay.is_dir() else []
+    paths += [*filter(None, [kept.get("PYTHONPATH")]), str(ROOT)]
+    return {**kept, **settings, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 class RemoteError(Exception):
@@ -24,15 +33,10 @@ class Remote:
 
     def __init__(self, python: Path, script: Path, log: Path) -> None:
         self._log = log
-        settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        variables = environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
         with log.open("w") as stream:
             self._process = subprocess.Popen(
-                [str(python), str(script)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stream,
-                env={**inherited, **settings, "PYTHONPATH": str(ROOT)},
+                [str(python), str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream, env=variables
             )
         assert self._process.stdout is not None
         self._selector = selectors.DefaultSelector()
@@ -79,6 +83,16 @@ class Remote:
         self._selector.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def damage(pool: Path, how: str) -> None:
+    """Have a pool's segments "flipped" (every bit), "truncated" (by a quarter), or "removed"."""
+    for path in pool.glob("writers/*/*.seg"):
+        content = path.read_bytes()
+        if how == "removed":
+            path.unlink()
+        else:
+            path.write_bytes(bytes(b ^ 1 for b in content) if how == "flipped" else content[: len(content) // 4 * 3])
 
 
 def serve(worker: object) -> None:
