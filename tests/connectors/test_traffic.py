@@ -28,13 +28,15 @@ KEYS = [bytes([number]) * 36 for number in range(COUNT)]
 class Bench:
     """A store on a directory behind a device that can fail, rows, and the traffic between them."""
 
-    def __init__(self, pool: Path, *, copies: int = 1, promotion: int = COUNT, save: int = COUNT) -> None:
+    def __init__(
+        self, pool: Path, *, copies: int = 1, promotion: int = COUNT, save: int = COUNT, deadline_s: float = 20
+    ) -> None:
         # Whole pages, as vLLM's region: the kernel reads into them directly.
         self.memory = np.frombuffer(mmap.mmap(-1, COUNT * ROW), np.uint8).reshape(COUNT, ROW)
         self.rows = Rows(memoryview(self.memory), copies=copies, part_bytes=ROW // copies)
         self.devices: list[FaultyDevice] = []
         self.store = open_store(f"file://{pool}?capacity=64MiB", namespace="t", device_wrapper=self._wrap)
-        limits = Limits(promotion_rows=promotion, save_rows=save, deadline_s=0.2)
+        limits = Limits(promotion_rows=promotion, save_rows=save, deadline_s=deadline_s)
         self.traffic = Traffic(self.store, self.rows, limits)
 
     def _wrap(self, device: Device) -> Device:
@@ -133,7 +135,7 @@ def test_part_of_a_load_may_fail(bench: Callable[..., Bench]) -> None:
 
 
 def test_rows_go_back_only_when_the_kernel_has_let_go(bench: Callable[..., Bench]) -> None:
-    one = bench()
+    one = bench(deadline_s=0.2)
     one.fill(2)
     one.memory[:] = 0
     one.hang()
