@@ -73,6 +73,23 @@ def test_a_write_that_ends_after_half_a_lease_is_not_published(faulty: FaultySto
     assert held_elsewhere(tmp_path, keys) == [True, False, True]
 
 
+def test_a_writer_that_is_late_before_it_has_said_anything_leaves_nothing(faulty: FaultyStore, tmp_path: Path) -> None:
+    keys = make_keys(2)
+    faulty.writes.next(stall(), opcode=WRITE)
+    slow = faulty.store.save(keys[:1], [payload(keys[0], SIZE)])
+    while not faulty.writes.stalled():
+        slow.wait_released(0.01)
+    (first,) = writers(tmp_path)
+    age(faulty, COUNT_SHARE)
+    faulty.store._tender._count()
+    age(faulty, LATE_SHARE)
+    faulty.writes.release_stalled()
+    assert slow.wait(WAIT_S) == [False]
+    assert save(faulty.store, keys[1:], SIZE) == [STORED]
+    (second,) = writers(tmp_path)
+    assert second != first, "a segment without a log would count as growing for a whole lease"
+
+
 def test_a_process_stopped_while_it_publishes_does_not_say_stored(
     faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,9 +60,18 @@ class Evictor:
             if self._writes.appender.writer is not None:
                 self._victims.adopt_dead(usage)
 
+    def _go_on(self) -> None:
+        """Between two steps, long ones on a slow medium: the loop turns, and its writer says that it lives."""
+        self._writes.turned_s = time.monotonic()
+        writer = self._writes.appender.writer
+        if writer is not None and writer.should_count() and not writer.late():
+            with contextlib.suppress(OSError):
+                self._shared.counters.add(bytes_log=writer.count())
+
     def make_room(self, need: int, *, full: bool, marks: bool) -> bool:
         """Evict segments of anybody until `need` bytes fit. Raises `OSError`."""
         pool, usage = self._shared.pool, self.measure()
+        self._go_on()
         if full:
             # By what was freed: the announcements take space, and so does whatever else is written meanwhile.
             return self._evict(usage, lambda now, freed: freed >= need, again=False) > 0
@@ -159,7 +168,7 @@ class Evictor:
             if (file.writer, file.name) not in present:
                 continue  # Somebody else was faster.
             freed += self._drop(usage, file, segment, again=again)
-            self._writes.turned_s = time.monotonic()
+            self._go_on()
             time.sleep(random.uniform(0, PAUSE_S_MAX))
             usage = self._meter.measure_again(usage, self._tailer.own_writers)
             self.used_bytes = usage.used_bytes
