@@ -129,6 +129,25 @@ def test_an_idle_writer_says_that_it_lives_until_it_is_too_late(faulty: FaultySt
     assert len(writers(tmp_path)) == 2
 
 
+def test_a_slow_look_at_the_pool_costs_no_lease(
+    faulty: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, files = make_keys(2), Pool.files
+    with FaultyStore(tmp_path, "&poll=1h") as other:
+        assert save(other.store, make_keys(1, "other"), SIZE) == [STORED]
+        assert save(faulty.store, keys[:1], BIG) == [STORED]
+        mine = faulty.store._writes.appender.writer
+
+        def slow(pool: Pool, *rest: Any) -> Any:
+            age(faulty, 3)
+            return files(pool, *rest)
+
+        monkeypatch.setattr(Pool, "files", slow)
+        assert save(faulty.store, keys[1:], BIG) == [STORED]
+        monkeypatch.undo()
+        assert faulty.store._writes.appender.writer is mine, "a third of the lease for each of two writers"
+
+
 def test_a_living_writer_that_was_adopted_goes_on_under_a_new_id(faulty: FaultyStore, tmp_path: Path) -> None:
     keys = make_keys(2)
     assert save(faulty.store, keys[:1], SIZE) == [STORED]
@@ -267,7 +286,7 @@ def test_a_write_without_room_is_refused_where_nothing_can_be_measured(
     old = fill_three_segments(faulty)
     assert save(faulty.store, make_keys(1, "opens a segment"), SIZE) == [STORED]
 
-    def refused() -> object:
+    def refused(step: object) -> object:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:

@@ -43,10 +43,10 @@ class Evictor:
         self.used_bytes = 0
         self._next_measure_s = 0.0
 
-    def measure(self) -> capacity.Usage:
-        """Count real bytes on disk. Raises `OSError`."""
+    def measure(self, step: Callable[[], None] = lambda: None) -> capacity.Usage:
+        """Count real bytes on disk, with a call of `step` for each writer. Raises `OSError`."""
         start_s = time.monotonic()
-        usage = self._meter.measure()
+        usage = self._meter.measure(step)
         self.used_bytes = usage.used_bytes
         end_s = time.monotonic()
         self._next_measure_s = end_s + (end_s - start_s) / MEASURE_SHARE
@@ -70,8 +70,7 @@ class Evictor:
 
     def make_room(self, need: int, *, full: bool, marks: bool) -> bool:
         """Evict segments of anybody until `need` bytes fit. Raises `OSError`."""
-        pool, usage = self._shared.pool, self.measure()
-        self._go_on()
+        pool, usage = self._shared.pool, self.measure(self._go_on)
         if full:
             # By what was freed: the announcements take space, and so does whatever else is written meanwhile.
             return self._evict(usage, lambda now, freed: freed >= need, again=False) > 0
@@ -138,11 +137,11 @@ class Evictor:
 
         A log that says what is damaged is kept, so that nobody has to find out again.
         """
-        usage = self.measure()
+        usage = self.measure(self._go_on)
         freed = sum(
             self._remove_log(usage, file) for file in self._victims.spent_logs(usage, self._tailer.droppers, age_s)
         )
-        return (self.measure(), freed) if freed else (usage, 0)
+        return (self.measure(self._go_on), freed) if freed else (usage, 0)
 
     def _remove_log(self, usage: capacity.Usage, file: FileFacts) -> int:
         logs = capacity.logs_by_writer(usage)[file.writer]
