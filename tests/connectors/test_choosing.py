@@ -228,7 +228,7 @@ def test_a_tier_opens_pools_stacks_and_files(install: Install, tmp_path: Path) -
     assert end(tier).success, "DRAM has what flash has not"
     assert (tier.memory[3:6] == 5).all()
     assert {each.tier for each in tier._store.stats().tiers} == {"dram", "local", "shared"}
-    assert tier._traffic.failures == {("save", "refused_admission"): 1}
+    assert tier._traffic.failures.counts == {"save refused_admission": 1}
     tier.shutdown()
 
 

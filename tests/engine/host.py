@@ -112,7 +112,7 @@ class Engine:
         tier = self._tier()
         stats = tier._store.stats()
         return {
-            "failures": {" ".join(cause): count for cause, count in tier._traffic.failures.items()},
+            "failures": dict(tier._traffic.failures.counts),
             "loaded_bytes": tier._traffic.loaded_bytes,
             "saved_bytes": tier._traffic.saved_bytes,
             "blocks": stats.blocks,

@@ -47,6 +47,10 @@ class Remote:
             raise Ended
         return line
 
+    def answered(self) -> bool:
+        """True when an answer is there, or the process has ended."""
+        return not self._answers.empty()
+
     def ask(self, line: str, seconds: float = ANSWER_S) -> str:
         """Tell, and wait for the answer."""
         self.begin(line)

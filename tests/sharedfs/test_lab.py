@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.sharedfs.filesystems import SYSTEMS, SharedFileSystem, wait_for
+from tests.sharedfs.filesystems import SYSTEMS, SharedFileSystem
 from tests.sharedfs.remote import Ended, Remote
 
 pytestmark = pytest.mark.lab
@@ -107,11 +107,19 @@ class Pool:
             if user.process.poll() is None:
                 user.kill()
 
-    def begin_a_long_save(self, user: User, segments: int) -> None:
-        """Returns once it is under way: the pool has so many more segments, and so some of it is on the medium."""
-        before = self._segments()
-        user.begin(f"save midway {BLOCKS_LONG} {SIZE} {WAIT_S}")
-        wait_for("a long save", lambda: self._segments() >= before + segments)
+    def begin_a_long_save(self, user: User, segments: int) -> str:
+        """Its tag, once it is under way: the pool has so many more segments, and so some of it is on the medium."""
+        enough, deadline = self._segments() + segments, time.monotonic() + self.system.heals_s
+        turn = 0
+        while True:
+            user.begin(f"save midway{turn} {BLOCKS_LONG} {SIZE} {WAIT_S}")
+            while self._segments() < enough and not user.answered():
+                time.sleep(0.02)
+            if self._segments() >= enough:
+                return f"midway{turn}"
+            found = user.answer()  # A slow medium has ended it before.
+            assert time.monotonic() < deadline, found
+            turn += 1
 
     def _segments(self) -> int:
         return len(self.system.host("c").run("find", str(self.root), "-name", "*.seg").split())
@@ -149,14 +157,14 @@ def test_a_host_loses_power_in_mid_write(pool: Pool) -> None:
     system = pool.system
     a, b = pool.open("a"), pool.open("b")
     a.saves("before")
-    pool.begin_a_long_save(a, segments=1)
+    midway = pool.begin_a_long_save(a, segments=1)
     system.host("a").kill()
     b.saves("after")
     c = pool.open("c")
     c.saves("fresh")
     for one, other in itertools.permutations((("after", b), ("fresh", c))):
         other[1].hits(one[0])
-    found = b.in_time(f"load midway {BLOCKS_LONG} {SIZE}")
+    found = b.in_time(f"load {midway} {BLOCKS_LONG} {SIZE}")
     assert {word.split("=")[0] for word in found.split()} <= {"hit", "missing", "corrupt", *STALLED}, found
     host = system.network.plug_in("a", system.host("a").address)
     system.mount(host)

@@ -73,6 +73,23 @@ def test_a_write_that_ends_after_half_a_lease_is_not_published(faulty: FaultySto
     assert held_elsewhere(tmp_path, keys) == [True, False, True]
 
 
+def test_a_writer_that_is_late_before_it_has_said_anything_leaves_nothing(faulty: FaultyStore, tmp_path: Path) -> None:
+    keys = make_keys(2)
+    faulty.writes.next(stall(), opcode=WRITE)
+    slow = faulty.store.save(keys[:1], [payload(keys[0], SIZE)])
+    while not faulty.writes.stalled():
+        slow.wait_released(0.01)
+    (first,) = writers(tmp_path)
+    age(faulty, COUNT_SHARE)
+    faulty.store._tender._count()
+    age(faulty, LATE_SHARE)
+    faulty.writes.release_stalled()
+    assert slow.wait(WAIT_S) == [False]
+    assert save(faulty.store, keys[1:], SIZE) == [STORED]
+    (second,) = writers(tmp_path)
+    assert second != first, "a segment without a log would count as growing for a whole lease"
+
+
 def test_a_process_stopped_while_it_publishes_does_not_say_stored(
     faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +127,25 @@ def test_an_idle_writer_says_that_it_lives_until_it_is_too_late(faulty: FaultySt
     assert save(faulty.store, make_keys(1, "more"), SIZE) == [STORED]
     assert log.stat().st_size == after, "it may belong to somebody else by now"
     assert len(writers(tmp_path)) == 2
+
+
+def test_a_slow_look_at_the_pool_costs_no_lease(
+    faulty: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, files = make_keys(2), Pool.files
+    with FaultyStore(tmp_path, "&poll=1h") as other:
+        assert save(other.store, make_keys(1, "other"), SIZE) == [STORED]
+        assert save(faulty.store, keys[:1], BIG) == [STORED]
+        mine = faulty.store._writes.appender.writer
+
+        def slow(pool: Pool, *rest: Any) -> Any:
+            age(faulty, 3)
+            return files(pool, *rest)
+
+        monkeypatch.setattr(Pool, "files", slow)
+        assert save(faulty.store, keys[1:], BIG) == [STORED]
+        monkeypatch.undo()
+        assert faulty.store._writes.appender.writer is mine, "a third of the lease for each of two writers"
 
 
 def test_a_living_writer_that_was_adopted_goes_on_under_a_new_id(faulty: FaultyStore, tmp_path: Path) -> None:
@@ -250,7 +286,7 @@ def test_a_write_without_room_is_refused_where_nothing_can_be_measured(
     old = fill_three_segments(faulty)
     assert save(faulty.store, make_keys(1, "opens a segment"), SIZE) == [STORED]
 
-    def refused() -> object:
+    def refused(step: object) -> object:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:

@@ -11,10 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from rewarm.store.contract import GOOD_OUTCOMES, Transfer
+from rewarm.store.contract import GOOD_OUTCOMES, Outcome, Transfer
 
 LOG_INTERVAL_S = 5.0
 """Seconds between two lines of the log."""
+NOT_ADMITTED = f"save {Outcome.REFUSED_ADMISSION}"
+"""Counted, but nothing to warn of: it is what was asked for."""
 
 
 class Failures:
@@ -35,7 +37,7 @@ class Failures:
         """Count blocks by cause, and log what has come together since the last line."""
         with self._lock:
             self.counts.update(causes)
-            self._unlogged.update(causes)
+            self._unlogged.update({cause: count for cause, count in causes.items() if cause != NOT_ADMITTED})
             if not self._unlogged or time.monotonic() - self._logged_s < LOG_INTERVAL_S:
                 return
             self._logged_s, unlogged, self._unlogged = time.monotonic(), self._unlogged, Counter()

@@ -8,7 +8,7 @@ told.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 
 import msgspec
 
@@ -48,11 +48,12 @@ class Meter:
         self._table = table
         self._settled: dict[str, dict[str, FileFacts]] = {}
 
-    def measure(self) -> Usage:
-        """List every writer's files. Raises `OSError`."""
+    def measure(self, step: Callable[[], None]) -> Usage:
+        """List every writer's files, with a call of `step` before each writer's. Raises `OSError`."""
         settled: dict[str, dict[str, FileFacts]] = {}
         files: list[FileFacts] = []
         for writer in self._pool.writer_ids():
+            step()
             mine = self._pool.files(writer, self._settled.get(writer))
             settled[writer] = {file.name: file for file in mine if self._is_settled(file)}
             files += mine

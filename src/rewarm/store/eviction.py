@@ -43,10 +43,10 @@ class Evictor:
         self.used_bytes = 0
         self._next_measure_s = 0.0
 
-    def measure(self) -> capacity.Usage:
-        """Count real bytes on disk. Raises `OSError`."""
+    def measure(self, step: Callable[[], None] = lambda: None) -> capacity.Usage:
+        """Count real bytes on disk, with a call of `step` for each writer. Raises `OSError`."""
         start_s = time.monotonic()
-        usage = self._meter.measure()
+        usage = self._meter.measure(step)
         self.used_bytes = usage.used_bytes
         end_s = time.monotonic()
         self._next_measure_s = end_s + (end_s - start_s) / MEASURE_SHARE
@@ -60,9 +60,17 @@ class Evictor:
             if self._writes.appender.writer is not None:
                 self._victims.adopt_dead(usage)
 
+    def _go_on(self) -> None:
+        """Between two steps, long ones on a slow medium: the loop turns, and its writer says that it lives."""
+        self._writes.turned_s = time.monotonic()
+        writer = self._writes.appender.writer
+        if writer is not None and writer.should_count() and not writer.late():
+            with contextlib.suppress(OSError):
+                self._shared.counters.add(bytes_log=writer.count())
+
     def make_room(self, need: int, *, full: bool, marks: bool) -> bool:
         """Evict segments of anybody until `need` bytes fit. Raises `OSError`."""
-        pool, usage = self._shared.pool, self.measure()
+        pool, usage = self._shared.pool, self.measure(self._go_on)
         if full:
             # By what was freed: the announcements take space, and so does whatever else is written meanwhile.
             return self._evict(usage, lambda now, freed: freed >= need, again=False) > 0
@@ -129,11 +137,11 @@ class Evictor:
 
         A log that says what is damaged is kept, so that nobody has to find out again.
         """
-        usage = self.measure()
+        usage = self.measure(self._go_on)
         freed = sum(
             self._remove_log(usage, file) for file in self._victims.spent_logs(usage, self._tailer.droppers, age_s)
         )
-        return (self.measure(), freed) if freed else (usage, 0)
+        return (self.measure(self._go_on), freed) if freed else (usage, 0)
 
     def _remove_log(self, usage: capacity.Usage, file: FileFacts) -> int:
         logs = capacity.logs_by_writer(usage)[file.writer]
@@ -159,7 +167,7 @@ class Evictor:
             if (file.writer, file.name) not in present:
                 continue  # Somebody else was faster.
             freed += self._drop(usage, file, segment, again=again)
-            self._writes.turned_s = time.monotonic()
+            self._go_on()
             time.sleep(random.uniform(0, PAUSE_S_MAX))
             usage = self._meter.measure_again(usage, self._tailer.own_writers)
             self.used_bytes = usage.used_bytes

@@ -201,7 +201,6 @@ class LogWriter:
         self.descriptor = pool.create_file(self.path, os.O_RDWR | (os.O_DIRECT if direct else 0))
         self.epoch = epoch
         self.offset = 0
-        self.frames = 0
         self.sequence = sequence
         self.signed_s = 0.0
         """When the last frame that arrived was begun (`now_s`)."""
@@ -226,7 +225,6 @@ class LogWriter:
             raise OSError(errno.ENOSPC, "short write to the index log")
         if self.sync:
             os.fdatasync(self.descriptor)
-        self.frames += 1
         self.signed_s = begun_s
         return len(frame)
 

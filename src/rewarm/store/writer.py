@@ -109,6 +109,7 @@ class Writer:
         self._snapshot_bytes = 0
         self._damage: list[tuple[Segment, int]] = []
         self._numbers = 0
+        self._has_said = False  # anything but that it lives
         self._open_segments = 0
         self._retired = False
         self.id = writer_id
@@ -224,6 +225,7 @@ class Writer:
 
     def publish(self, key_bytes: int, entries: npt.NDArray[np.void]) -> int:
         """Write entries with keys of one length as frames; returns log bytes."""
+        self._has_said = True
         return self._append_entries(self.log, key_bytes, entries)
 
     def _append_entries(self, log: LogWriter, key_bytes: int, entries: npt.NDArray[np.void]) -> int:
@@ -238,10 +240,12 @@ class Writer:
 
     def announce(self, kind: Kind, writer: str, number: int, offset: int) -> int:
         """Write one reference frame; returns log bytes."""
+        self._has_said = True
         return self.log.append(kind, layout.encode_reference(bytes.fromhex(writer), number, offset), 1)
 
     def announce_damage(self, damage: Sequence[tuple[Segment, int]]) -> int:
         """Name damaged places, as many in a frame as it holds; returns log bytes."""
+        self._has_said = True
         self._damage += damage
         return self._append_damage(self.log, damage)
 
@@ -274,8 +278,11 @@ class Writer:
         return is_gone(self.log.descriptor)
 
     def close(self) -> None:
-        """Sync and close the log and all names; a writer that stored and announced nothing leaves no directory."""
-        empty = self.log.frames <= 2  # OPEN and the first COUNTER
+        """Sync and close the log and all names; a writer that stored and announced nothing leaves no directory.
+
+        Nor a segment: without a log nobody could tell for a whole lease that it has stopped growing.
+        """
+        empty = not self._has_said
         if not empty:
             with contextlib.suppress(OSError):
                 os.fdatasync(self.log.descriptor)
@@ -283,8 +290,9 @@ class Writer:
         for log in (self.log, *(log for log, _ in self._old_logs)):
             log.close()
         if empty:
-            with contextlib.suppress(OSError):
-                os.unlink(self.log.path)
+            for path in (*(self._table.get(self.id, i + 1).path for i in range(self._numbers)), self.log.path):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
             self._remove_directory()
 
     def _remove_directory(self) -> None:

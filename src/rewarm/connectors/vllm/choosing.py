@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rewarm.connectors.vllm.traffic import LOG_INTERVAL_S, log
+from rewarm.connectors.failures import LOG_INTERVAL_S
+from rewarm.connectors.vllm.traffic import log
 from rewarm.tiers.decide import Context, Decision, MediumState, Queue, decide
 from rewarm.tiers.pool import PoolStore
 from rewarm.tiers.prefill import PrefillCurve

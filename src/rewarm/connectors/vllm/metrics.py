@@ -54,10 +54,9 @@ def observe(into: Any, store: Stats, traffic: Traffic, chooser: Chooser, reporte
         if total > (before := reported.get(name, 0)):
             into.increase_counter(PREFIX + name, total - before)
             reported[name] = total
-    for (direction, cause), count in traffic.failures.items():
-        label = f"{direction} {cause}"
+    for label, count in traffic.failures.counts.items():
         if count > (before := reported.get(label, 0)):
-            into.increase_counter(_FAILED, count - before, (direction, cause))
+            into.increase_counter(_FAILED, count - before, tuple(label.split(" ", 1)))
             reported[label] = count
     for name in _GAUGES:
         into.set_gauge(PREFIX + name, getattr(store, name))

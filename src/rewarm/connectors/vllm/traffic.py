@@ -8,7 +8,7 @@ Knows no engine. `RewarmTier` calls it from the scheduler's thread, which must n
   rows go back to the engine only after the release.
 * A key whose load failed is a miss until it is saved again.
 
-This is the one place where a failure of the storage becomes a miss, a counter and a log line.
+This is the one place where a failure of the storage becomes a miss, and is counted and logged (`Failures`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -25,6 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rewarm.connectors.failures import LOG_INTERVAL_S, Failures
 from rewarm.connectors.vllm.rows import Rows
 from rewarm.store.contract import Outcome, Store, Transfer
 
@@ -33,10 +33,6 @@ log = logging.getLogger("vllm.rewarm")
 
 FAILED_KEYS_MAX = 100_000
 """About 20 MB of keys. Above it the oldest are forgotten: they may be tried, and fail, once more."""
-NOT_ADMITTED = ("save", str(Outcome.REFUSED_ADMISSION))
-"""Counted, but nothing to warn of: it is what was asked for."""
-LOG_INTERVAL_S = 5.0
-"""Failures are counted always and logged at most this often: a lost medium fails thousands of blocks a second."""
 SAVE_DEADLINE_S = 60.0
 """Saves wait behind a full queue; a deadline below this would drop what a slow drive still writes."""
 
@@ -98,8 +94,7 @@ class Traffic:
     """All jobs of one tier. Its methods are called by one thread, the scheduler's; jobs start with `end_step`."""
 
     def __init__(self, store: Store, rows: Rows, limits: Limits) -> None:
-        self.failures: Counter[tuple[str, str]] = Counter()
-        """(load | save, cause) -> blocks, since the start."""
+        self.failures = Failures(log)
         self.failed: dict[bytes, None] = {}
         """Keys that are a miss until they are saved again, oldest first."""
         self.offers = limits.promotion_rows
@@ -114,8 +109,6 @@ class Traffic:
         self._over: list[Finished] = []
         self._loading_rows = 0
         self._saving_rows = 0
-        self._logged_s = -LOG_INTERVAL_S
-        self._unlogged: Counter[tuple[str, str]] = Counter()
         self._work: SimpleQueue[list[_Job] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._submit_all, name="rewarm-vllm", daemon=True)
         self._thread.start()
@@ -147,7 +140,7 @@ class Traffic:
         refused = len(keys) - fits
         taken = keys
         if refused > 0:
-            self._note({("save", str(Outcome.REFUSED_BUDGET)): refused})
+            self.failures.note({f"save {Outcome.REFUSED_BUDGET}": refused})
             taken, rows = keys[:fits], rows[:fits]
         if not taken:
             self._over.append(Finished(number, [], 0.0, 0))
@@ -265,15 +258,13 @@ class Traffic:
         kind = "load" if job.loading else "save"
         if job.transfer is None or (job.loading and self._rows.replicated and job.replicating < 2):
             good: list[bytes] = []
-            causes = {(kind, str(Outcome.LOST_MEDIUM)): len(job.keys)}
+            self.failures.note({f"{kind} {Outcome.LOST_MEDIUM}": len(job.keys)})
         else:
             mask = job.transfer.wait(0)
             if all(mask):
                 return list(job.keys) if job.cut else None
             good = [key for key, ok in zip(job.keys, mask, strict=True) if ok]
-            outcomes = job.transfer.outcomes
-            causes = Counter((kind, str(outcome)) for outcome, ok in zip(outcomes, mask, strict=True) if not ok)
-        self._note(causes)
+            self.failures.of(kind, job.transfer)
         if job.loading:
             self._remember(set(job.keys) - set(good))
         return good
@@ -282,13 +273,3 @@ class Traffic:
         self.failed.update(dict.fromkeys(keys))
         while len(self.failed) > FAILED_KEYS_MAX:
             del self.failed[next(iter(self.failed))]
-
-    def _note(self, causes: dict[tuple[str, str], int]) -> None:
-        self.failures.update(causes)
-        self._unlogged.update({cause: count for cause, count in causes.items() if cause != NOT_ADMITTED})
-        now_s = time.monotonic()
-        if self._unlogged and now_s - self._logged_s >= LOG_INTERVAL_S:
-            self._logged_s = now_s
-            what = ", ".join(f"{count} {kind}s {cause}" for (kind, cause), count in sorted(self._unlogged.items()))
-            log.warning("rewarm: blocks not restored or not stored, they will be recomputed: %s", what)
-            self._unlogged.clear()

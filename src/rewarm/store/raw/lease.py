@@ -20,7 +20,9 @@ from rewarm.store.raw.slots import read_header
 
 CLAIM_PERIODS = 2
 NOBODY = bytes(16)
-CLAIM_ATTEMPTS = 3
+CLAIM_ATTEMPTS = 30
+"""A claimant that is too slow for a period starts over: on a busy machine with short periods often."""
+
 LOCK_ATTEMPTS = 50
 LOCK_PAUSE_S = 0.02
 
