@@ -211,6 +211,7 @@ def trace_table(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+@pytest.mark.scale
 def test_a_trace_over_three_tiers(trace: TraceData) -> None:
     plan = make_plan(make_spec(trace_table()), trace=trace)
     cells = {cell.medium: cell for cell in plan.cells}

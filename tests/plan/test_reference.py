@@ -35,6 +35,7 @@ def test_top_level_and_answer_are_documented() -> None:
     assert described <= top
 
 
+@pytest.mark.scale
 def test_the_small_file_of_the_guide_is_a_plan() -> None:
     text = (DOCS / "guides" / "planning.md").read_text()
     found = re.search(r"```toml\n(.*?)```", text, re.DOTALL)

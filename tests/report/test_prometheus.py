@@ -87,6 +87,7 @@ def server(tmp_path: Path, target: int) -> Iterator[Prometheus]:
         found.process.wait(timeout=30)
 
 
+@pytest.mark.browser
 def test_a_running_benchmark_is_scraped(server: Prometheus, target: int, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     bench = subprocess.run(

@@ -68,6 +68,7 @@ def take_away_under_load(pool: PoolStore, lost: str, take_away: Callable[[], Non
     assert any(note.startswith(f"{lost}: avoided") for note in pool.stats().notes)
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("fault", [failure(errno.ENODEV), stall()], ids=["fails", "hangs"])
 def test_a_drive_is_taken_away_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
     monkeypatch.setattr(lanes, "LOAD_STALL_S", 0.5)
