@@ -287,7 +287,9 @@ def test_everything_at_once_while_it_is_stopped_and_killed(tmp_path: Path) -> No
                     assert transfer.wait_released(WAIT_S)
                     for row, key, outcome in zip(rows, some, transfer.outcomes, strict=True):
                         assert outcome is not Outcome.HIT or bytes(row) == payload(key, SIZE), "wrong bytes"
-                    if dice.random() < 0.05:
+                    # Not shortly before the kill: of a file that is gone nobody can prove that it is out of use,
+                    # so that what a dead process was reading from it stays borrowed for good.
+                    if dice.random() < 0.05 and time.monotonic() < end_s - 5:
                         store.erase()
             except BaseException as error:  # noqa: BLE001 told to the test
                 wrong.append(error)
@@ -301,7 +303,7 @@ def test_everything_at_once_while_it_is_stopped_and_killed(tmp_path: Path) -> No
                 time.sleep(0.15)
         os.kill(pid, signal.SIGKILL)
         for worker in workers:
-            worker.join(WAIT_S)
+            worker.join(3 * WAIT_S)
             assert not worker.is_alive()
         assert wrong == []
         assert store.stats().unreleased_bytes == 0
