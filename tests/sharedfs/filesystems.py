@@ -202,10 +202,17 @@ class Moose(SharedFileSystem):
             self.host(name).run("mfschunkserver", "-c", str(state / f"{name}.cfg"), "start")
 
     def _can_write(self) -> bool:
-        """Also: two copies. A file with one, made before both chunk servers were there, refuses writes for a while."""
+        """Also: two copies, and space.
+
+        A file with one copy, made before both chunk servers were there, refuses writes for a while, and before they
+        have told the master of their space everything is full.
+        """
         probe, host = self.where / ".copies", self.host(self.clients[0])
         script = f"echo x > {probe}; mfsfileinfo {probe}; rm {probe}"
-        return super()._can_write() and host.run("sh", "-c", script, check=False).count("copy ") == 2
+        if not super()._can_write() or host.run("sh", "-c", script, check=False).count("copy ") != 2:
+            return False
+        blocks, size = host.run("stat", "-f", "-c", "%a %S", str(self.where)).split()
+        return int(blocks) * int(size) > DISK_BYTES // 2
 
     def _configure(self, name: str, **facts: object) -> None:
         facts |= {"WORKING_USER": "root", "WORKING_GROUP": "root", "DATA_PATH": self.state / name, "LOCK_MEMORY": 0}

@@ -63,8 +63,11 @@ class User(Remote):
             self.ask("refresh")
 
     def saves(self, tag: str) -> None:
-        """Save these blocks: each is stored, at once or when asked again."""
-        self._until(tag, "save", {"stored", "already"}, STALLED)
+        """Save these blocks: each is stored, at once or when asked again.
+
+        A MooseFS master that has just started knows of no space yet, and says that the file system is full.
+        """
+        self._until(tag, "save", {"stored", "already"}, STALLED | {"refused_full"})
 
     def hits(self, tag: str) -> None:
         """Load these blocks, which were acknowledged somewhere: each is a hit, at once or when asked again."""
