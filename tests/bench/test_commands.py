@@ -131,6 +131,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"the run ended without saying {text!r}")
 
 
+@pytest.mark.crash
 def test_an_interrupted_wave_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     process = start(
@@ -148,6 +149,7 @@ def test_an_interrupted_wave_leaves_nothing_behind(tmp_path: Path) -> None:
     assert stdout == ""
 
 
+@pytest.mark.crash
 def test_a_termination_while_filling_leaves_nothing_behind(tmp_path: Path) -> None:
     process = start(
         "--target", f"disk={tmp_path}", "--tokens", "512", "--block-tokens", "16", "--concurrency", "4", "--quiet"

@@ -71,6 +71,7 @@ def interrupt(name: str, folder: Path, chance: random.Random) -> None:
     assert str(folder) not in Path("/proc/self/mountinfo").read_text()
 
 
+@pytest.mark.crash
 def test_a_run_of_several_ranks_that_is_interrupted_leaves_no_process(tmp_path: Path) -> None:
     interrupt("bench-ranks", tmp_path, random.Random(3))
 

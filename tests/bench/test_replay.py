@@ -218,6 +218,7 @@ def test_a_pool_is_made_large_enough() -> None:
     assert needed_bytes(1000 << 20) * 0.9 > 1000 << 20
 
 
+@pytest.mark.scale
 def test_the_order_decides_the_median_of_a_wave_and_not_its_end(counted: Path, stage: Any) -> None:
     """All at once: every request ends with the last. One after another, either way: the median is half of the last."""
     url = f"file://{counted}"

@@ -191,6 +191,7 @@ def test_a_log_that_names_damage_stays(tmp_path: Path) -> None:
         assert store.check().clean
 
 
+@pytest.mark.crash
 def test_writers_at_once_do_not_take_the_same_room(tmp_path: Path) -> None:
     peak = 0
     with contextlib.ExitStack() as closing:

@@ -154,6 +154,7 @@ def test_all_drives_full_is_a_refusal_with_its_cause(pool: PoolStore, drives: Dr
     assert pool.stats().queued_bytes == 0
 
 
+@pytest.mark.crash
 def test_a_hanging_drive_misses_within_its_bound_and_the_others_go_on(
     pool: PoolStore, drives: Drives, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_roll_that_fails_loses_nothing(device: Path) -> None:
         assert load(reader, keys, BLOCK) == [Outcome.HIT] * 20
 
 
+@pytest.mark.crash
 def test_a_dead_owner_is_replaced_and_its_late_frames_do_not_count(device: Path) -> None:
     keys = make_keys(30)
     with open_as(device, "a", waits=SHORT_WAITS) as late:
