@@ -8,7 +8,6 @@ kept off flash: a block that flash has forgotten is not offered, see `offers`. N
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from rewarm.errors import ConfigError
 from rewarm.store.buffers import borrow
 from rewarm.store.contract import Buffers, CheckReport, Outcome, Presence, Stats
+from rewarm.store.space import Space
 from rewarm.store.transfer import BatchTransfer, Counters
 from rewarm.tiers.dram import map_memory
 
@@ -39,31 +39,6 @@ class _Block:
         self.only_here = only_here
         self.users = 0
         self.gone = False
-
-
-class _Space:
-    """Free parts of the mapping, first fit, neighbours merged; bytes are whole pages."""
-
-    def __init__(self, size: int) -> None:
-        self._free = [(0, size)]
-
-    def take(self, size: int) -> int | None:
-        """Offset of `size` bytes; None where no part is large enough."""
-        for number, (offset, free) in enumerate(self._free):
-            if free >= size:
-                self._free[number : number + 1] = [(offset + size, free - size)] if free > size else []
-                return offset
-        return None
-
-    def give(self, offset: int, size: int) -> None:
-        """Take back what `take` has given."""
-        at = bisect_left(self._free, (offset, 0))
-        if at < len(self._free) and self._free[at][0] == offset + size:
-            size += self._free.pop(at)[1]
-        if at and sum(self._free[at - 1]) == offset:
-            offset, before = self._free.pop(at - 1)
-            size += before
-        insort(self._free, (offset, size))
 
 
 class HotPin:
@@ -97,7 +72,7 @@ class HotStore:
         mapping, self.huge_pages = map_memory(self.capacity_bytes)
         self.memory = np.frombuffer(mapping, np.uint8)
         self.used_bytes = 0
-        self._space = _Space(self.capacity_bytes)
+        self._space = Space(self.capacity_bytes)
         self._blocks: OrderedDict[bytes, _Block] = OrderedDict()
         self._lock = threading.Lock()
         self._counters = Counters()

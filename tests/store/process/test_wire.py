@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rewarm.store.process import wire
-from rewarm.store.process.wire import Message, Table, TableSpace, table_bytes
+from rewarm.store.process.wire import Message, Table, table_bytes
+from rewarm.store.space import Space
 
 
 def test_a_message_survives_the_channel_and_the_end_is_seen() -> None:
@@ -52,19 +53,20 @@ def test_the_columns_of_a_table_do_not_overlap() -> None:
 
 
 def test_space_is_given_once_and_comes_back_whole() -> None:
-    space, dice = TableSpace(1 << 16), random.Random(5)
+    space, dice = Space(1 << 16), random.Random(5)
     held: list[tuple[int, int]] = []
     for _ in range(2000):
         if held and dice.random() < 0.5:
-            space.give(*held.pop(dice.randrange(len(held))))
+            at, rows = held.pop(dice.randrange(len(held)))
+            space.give(at, table_bytes(rows))
         else:
             rows = dice.randrange(1, 100)
-            at = space.take(rows)
+            at = space.take(table_bytes(rows))
             if at is not None:
                 held.append((at, rows))
         parts = sorted((at, at + table_bytes(rows)) for at, rows in held)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(parts))
     for at, rows in held:
-        space.give(at, rows)
+        space.give(at, table_bytes(rows))
     whole = (1 << 16) // 64 * 64
-    assert space.take((whole - 64) // 49) == 0
+    assert space.take(table_bytes((whole - 64) // 49)) == 0

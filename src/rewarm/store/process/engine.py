@@ -37,8 +37,9 @@ from rewarm.store.process import wire
 from rewarm.store.process.child import Terms
 from rewarm.store.process.remote import RemoteLoad, Span
 from rewarm.store.process.spawn import how_it_ended, spawn
-from rewarm.store.process.wire import STEP_ROWS, Message, Table, TableSpace
+from rewarm.store.process.wire import STEP_ROWS, Message, Table, table_bytes
 from rewarm.store.process.witness import in_use
+from rewarm.store.space import Space
 from rewarm.store.transfer import BatchTransfer
 
 log = logging.getLogger("rewarm.store")
@@ -97,7 +98,7 @@ class IoProcess:
         self._pings: dict[int, Errand] = {}
         self._number = 0
         self._stopping = False
-        self._space = TableSpace(wire.TABLES_BYTES)
+        self._space = Space(wire.TABLES_BYTES)
         self._watch = Watch(self, terms.io_deadline_s)
         self._event = kernel.open_eventfd()
         self._tables_fd = os.memfd_create("rewarm-tables", os.MFD_CLOEXEC)
@@ -160,7 +161,7 @@ class IoProcess:
         """A load with a table; None while there is no room for one, or the process does not answer any more."""
         with self._lock:
             usable = not (self.ended or self._stopping or self.silent())
-            at = self._space.take(len(keys)) if usable else None
+            at = self._space.take(table_bytes(len(keys))) if usable else None
             if at is None:
                 return None
             load = RemoteLoad(number, transfer, keys, held, Table(self._tables, at, len(keys)))
@@ -198,7 +199,7 @@ class IoProcess:
     def _remove(self, load: RemoteLoad) -> None:
         with self._lock:
             del self._loads[load.number]
-            self._space.give(load.table.at, load.table.rows)
+            self._space.give(load.table.at, table_bytes(load.table.rows))
 
     def cancel(self, number: int) -> None:
         """What the process has not begun of a load is dropped."""

@@ -16,7 +16,6 @@ import errno
 import os
 import socket
 import struct
-from bisect import bisect_left, insort
 
 import msgspec
 import numpy as np
@@ -138,30 +137,3 @@ class Table:
 def table_bytes(rows: int) -> int:
     """Bytes of a table."""
     return -(-(_HEAD_BYTES + rows * _COLUMN_BYTES) // _ALIGN) * _ALIGN
-
-
-class TableSpace:
-    """Who has which part of the shared memory: first fit, neighbours merged."""
-
-    def __init__(self, size: int) -> None:
-        self._free = [(0, size)]
-
-    def take(self, rows: int) -> int | None:
-        """Offset of room for a table; None where there is none now."""
-        size = table_bytes(rows)
-        for number, (at, free) in enumerate(self._free):
-            if free >= size:
-                self._free[number : number + 1] = [(at + size, free - size)] if free > size else []
-                return at
-        return None
-
-    def give(self, at: int, rows: int) -> None:
-        """Take back what `take` has given."""
-        size = table_bytes(rows)
-        where = bisect_left(self._free, (at, 0))
-        if where < len(self._free) and self._free[where][0] == at + size:
-            size += self._free.pop(where)[1]
-        if where and sum(self._free[where - 1]) == at:
-            at, before = self._free.pop(where - 1)
-            size += before
-        insort(self._free, (at, size))
