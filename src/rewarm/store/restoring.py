@@ -1,8 +1,7 @@
 """Loads of a store that reads a medium: by its own thread, or by an I/O process where one is wanted and can see memory.
 
-Index, look-ups and what to do about a copy that could not be read stay here,
-whoever reads; a load that the process cannot do, or has not done, is the thread's. What is active, and why not more, is
-in `notes`.
+Index, look-ups and what to do about a copy that could not be read stay here, whoever reads; a load that the process
+cannot do, or has not done, is the thread's. What is active, and why not more, is in `notes`.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Restoring(Protocol):
 
 
 class Restorer:
-    """The loads of one store. `shareable` says why no other process can read for it, empty where one can."""
+    """The loads of one store. `unshareable` says why no other process can read for it, empty where one can."""
 
     def __init__(
         self,
@@ -99,9 +98,9 @@ class Restorer:
 
     def load(self, keys: Sequence[bytes], buffers: Buffers) -> BatchTransfer:
         """See `Store.load`."""
-        check_keys(keys)
         process = self._process
         if process is not None and not process.ended and len(keys):
+            check_keys(keys)
             held, sizes = hold_writable(buffers, len(keys))
             addresses = remote_addresses(process.arenas, held, sizes)
             if addresses is not None:
