@@ -47,9 +47,10 @@ def take_place(
     path = location.path
     url, writer_url = (_url(location, role) for role in ("reader", "owner"))
     digest = resolve_namespace(namespace)[0].hex()
-    if inspect_raw(path).namespaces.get(digest):
-        tell(f"erased {format_size(_erase(writer_url, namespace))} in {path}, left behind by a run that was killed")
     found = inspect_raw(path)
+    if found.namespaces.get(digest):
+        tell(f"erased {format_size(_erase(writer_url, namespace))} in {path}, left behind by a run that was killed")
+        found = inspect_raw(path)
     free_bytes = found.capacity_bytes - found.used_bytes
     if free_bytes < need_bytes:
         raise ConfigError(

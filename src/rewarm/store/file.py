@@ -146,10 +146,10 @@ class FileStore:
         return submit_save(keys, buffers, self.counters, limit, self._put_save, self._writes.wake)
 
     def _put_save(
-        self, transfer: BatchTransfer, keys: Sequence[bytes], buffers: Callable[[], Borrowed], count: int
+        self, transfer: BatchTransfer, keys: Sequence[bytes], buffers: Callable[[], Borrowed], queued_bytes: int
     ) -> bool:
         job = SaveJob(transfer, keys, buffers)
-        job.queued_bytes = count
+        job.queued_bytes = queued_bytes
         self._save_watch.add(transfer)
         return self._writes.put(job)
 

@@ -255,12 +255,8 @@ class Owner:
                     part = entries[start : start + entries_per_frame(key_bytes)]
                     yield self._frame(header, Kind.ENTRIES, part.tobytes(), len(part), slot.namespace, key_bytes)
             if slot.sealed:
-                references[Kind.SEALED].append(
-                    encode_slot_reference(header.writer, slot.number, slot.generation, slot.end)
-                )
-            references[Kind.DROPPED] += [
-                encode_slot_reference(header.writer, slot.number, slot.generation, at) for at in slot.dropped
-            ]
+                references[Kind.SEALED].append(_reference(header, slot, slot.end))
+            references[Kind.DROPPED] += [_reference(header, slot, at) for at in slot.dropped]
         for kind, records in references.items():
             for start in range(0, len(records), REFERENCES_PER_FRAME):
                 part_records = records[start : start + REFERENCES_PER_FRAME]

@@ -59,12 +59,12 @@ class Job:
     """One `save` under way."""
 
     def __init__(
-        self, transfer: BatchTransfer, keys: Sequence[bytes], buffers: Callable[[], Borrowed], count: int
+        self, transfer: BatchTransfer, keys: Sequence[bytes], buffers: Callable[[], Borrowed], queued_bytes: int
     ) -> None:
         self.transfer = transfer
         self.keys = keys
         self.buffers = buffers
-        self.queued_bytes = count
+        self.queued_bytes = queued_bytes
 
 
 class SaveThread:
